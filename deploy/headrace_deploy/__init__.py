@@ -1,0 +1,1 @@
+"""A whole Headrace on one machine: servers, roles, supervisor."""

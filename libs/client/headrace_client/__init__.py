@@ -1,0 +1,1 @@
+"""HTTP client of Headrace and the headrace command."""

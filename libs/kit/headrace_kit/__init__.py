@@ -1,0 +1,1 @@
+"""What every Headrace service needs and none is about. The kit knows no service."""

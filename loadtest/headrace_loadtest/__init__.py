@@ -1,0 +1,1 @@
+"""The load ladder and the scripted model provider."""

@@ -1,0 +1,1 @@
+"""The edge: authentication, HTTP and SSE."""

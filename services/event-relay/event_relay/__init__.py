@@ -1,0 +1,1 @@
+"""Redis Streams to gRPC server streams."""

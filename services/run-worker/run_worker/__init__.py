@@ -1,0 +1,1 @@
+"""Durable runs and their execution."""
