@@ -104,13 +104,15 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(self, inner: Callable[[Any, Any], AsyncIterator[Any]], method: str, metadata: tuple[Any, ...]) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        # A coroutine that writes, not a generator: when a call is cancelled, grpc leaves a generator at its `yield` to
+        # the garbage collector, which closes it in another context and at a time of its own.
+        async def call(request: Any, context: Any) -> None:
             with self._span(method, metadata):
                 try:
                     self._authenticate(metadata)
                     async with aclosing(inner(request, context)) as responses:  # type: ignore[type-var]  # a generator
                         async for response in responses:
-                            yield response
+                            await context.write(response)
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:  # noqa: BLE001  # the edge: everything is mapped or logged here

@@ -29,6 +29,14 @@ AWAY_ERRORS = (
 )
 """What asyncpg and the network raise when the server is away; the same call may succeed later."""
 
+BUSY_ERRORS = (
+    asyncpg.QueryCanceledError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+"""A role's statement, lock or idle limit was reached, or a deadlock was broken: nothing was done, try again."""
+
 
 class Database:
     """One role's pool in one process. Opened on demand, bounded, and without a reset round trip on release."""
@@ -117,6 +125,10 @@ class Database:
             # A demoted primary: its connections are dropped so that the next ones find the new primary.
             self._stale = True
             raise Unavailable("PostgreSQL is read-only", reason="POSTGRES_READ_ONLY", retry_after_seconds=1) from error
+        except BUSY_ERRORS as error:
+            raise Unavailable(
+                f"PostgreSQL is too busy ({type(error).__name__})", reason="POSTGRES_BUSY", retry_after_seconds=1.0
+            ) from error
         except AWAY_ERRORS as error:
             raise Unavailable(
                 f"PostgreSQL is away ({type(error).__name__})", reason="POSTGRES_UNAVAILABLE", retry_after_seconds=1.0
@@ -145,9 +157,17 @@ class Database:
     async def require_schema(self, service: str, *, code_version: int) -> None:
         """Check that the schema is one that this code runs on: its own version N, or N + 1.
 
-        Raises FailedPrecondition that shows both numbers.
+        Raises FailedPrecondition that shows both numbers (None before the first migration), Unavailable when PostgreSQL
+        is away or does not let this role in yet.
         """
-        found = await self.fetchval("SELECT max(version) FROM schema_migrations WHERE service = $1", service)
+        try:
+            found = await self.fetchval("SELECT max(version) FROM schema_migrations WHERE service = $1", service)
+        except asyncpg.UndefinedTableError:
+            found = None
+        except asyncpg.PostgresError as error:
+            raise Unavailable(
+                f"PostgreSQL refused ({type(error).__name__})", reason="POSTGRES_REFUSED", retry_after_seconds=1.0
+            ) from error
         if found not in (code_version, code_version + 1):
             raise FailedPrecondition(
                 f"{service} runs on schema {code_version} or {code_version + 1}, the database has {found}; run migrate",

@@ -25,4 +25,4 @@ def open_redis(url: str, *, max_connections: int, client_name: str) -> Redis:
         client_name=client_name,
         retry=Retry(NoBackoff(), 0),
     )
-    return Redis(connection_pool=pool)
+    return Redis.from_pool(pool)  # owns the pool: aclose() closes its connections

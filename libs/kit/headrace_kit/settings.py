@@ -47,8 +47,10 @@ def load(cls: type[S]) -> S:
         return cls()
     except ValidationError as error:
         prefix = cls.model_config.get("env_prefix", "")
-        lines = [
-            f"  {prefix}{'_'.join(str(part) for part in item['loc'])}".upper() + f": {item['msg']}"
-            for item in error.errors()
-        ]
+        lines = []
+        for item in error.errors():
+            name = "_".join(str(part) for part in item["loc"])
+            # A field with an alias is told by that: it is the variable's whole name already.
+            shown = prefix + name if not item["loc"] or item["loc"][0] in cls.model_fields else name
+            lines.append(f"  {shown.upper()}: {item['msg']}")
         raise SettingsError("settings are wrong:\n" + "\n".join(sorted(lines))) from None

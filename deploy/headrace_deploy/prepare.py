@@ -1,0 +1,143 @@
+"""What must stand before services start: figures, servers, roles, schema, addresses, keys. The outcome is the state.
+
+Nothing here is lost on a second run: passwords, tokens, key and ports are kept where they are known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from headrace_kit import budget as budgets
+from headrace_kit.auth import sha256_hex
+from headrace_kit.budget import Budget
+
+from headrace_deploy import roles
+from headrace_deploy.binaries import servers_choice
+from headrace_deploy.processes import replace_private
+from headrace_deploy.servers import Postgres, Redis, free_port
+from headrace_deploy.services import MODEL_SERVICE, make_api_key, make_tokens, specs_for
+from headrace_deploy.state import ProcessRef, ServerState, ServiceState, State
+
+MAX_DEFAULT_EXECUTORS = 16
+"""Executors without HEADRACE_EXECUTORS: one a core, up to here, as each takes a process's worth of memory."""
+
+Say = Callable[[str], None]
+
+
+def prepare(state: State, *, run_dir: Path, environ: Mapping[str, str], durable: bool, say: Say) -> None:
+    """Fill and save `state`; afterwards the supervisor can start. Blocking; must not run inside an event loop.
+
+    Raises ServersError, BudgetError or MigrationError.
+    """
+    state.executors = _executors(environ)
+    state.deployment = environ.get("HEADRACE_DEPLOYMENT") or state.deployment
+    state.uid = environ.get("HEADRACE_FIRST_KEY_UID") or state.uid
+    budget = budgets.load(roles.find_budget(environ), executors=state.executors)
+    state.passwords = roles.generate_passwords(budget) | state.passwords
+    state.postgres = _postgres(state, run_dir, environ, budget=budget, durable=durable, say=say)
+    state.redis = _redis(state, run_dir, environ, durable=durable, say=say)
+    _schema(state, budget, say=say)
+    _addresses(state, environ)
+    state.api_key = state.api_key or make_api_key()
+    state.tokens = make_tokens(state.tokens)
+    digests = {name: sha256_hex(token) for name, token in state.tokens.items()}
+    replace_private(run_dir / "tokens.json", json.dumps(digests, indent=1))
+    state.save(run_dir)
+
+
+def _executors(environ: Mapping[str, str]) -> int:
+    given = environ.get("HEADRACE_EXECUTORS")
+    return int(given) if given else min(len(os.sched_getaffinity(0)), MAX_DEFAULT_EXECUTORS)
+
+
+def _postgres(
+    state: State, run_dir: Path, environ: Mapping[str, str], *, budget: Budget, durable: bool, say: Say
+) -> ServerState:
+    if url := environ.get("HEADRACE_POSTGRES_URL"):
+        say("PostgreSQL: yours, by HEADRACE_POSTGRES_URL")
+        return ServerState(managed=False, url=url)
+    known = state.postgres if state.postgres and state.postgres.managed else None
+    server = Postgres.prepare(
+        run_dir / "postgres",
+        max_connections=budget.max_connections,
+        password=known.password if known else "",
+        port=known.port if known else 0,
+        choice=servers_choice(environ),
+        durable=durable,
+    )
+    # Saved before the start: an interrupted one must not lose the new cluster's password.
+    state.postgres = _managed(server, server.dsn())
+    state.save(run_dir)
+    return _started("PostgreSQL", server, state.postgres, say)
+
+
+def _redis(state: State, run_dir: Path, environ: Mapping[str, str], *, durable: bool, say: Say) -> ServerState:
+    if url := environ.get("HEADRACE_REDIS_URL"):
+        say("Redis: yours, by HEADRACE_REDIS_URL")
+        return ServerState(managed=False, url=url)
+    known = state.redis if state.redis and state.redis.managed else None
+    server = Redis.prepare(
+        run_dir / "redis",
+        password=known.password if known else "",
+        port=known.port if known else 0,
+        choice=servers_choice(environ),
+        durable=durable,
+    )
+    state.redis = _managed(server, server.url)
+    state.save(run_dir)
+    return _started("Redis", server, state.redis, say)
+
+
+def _managed(server: Postgres | Redis, url: str) -> ServerState:
+    return ServerState(
+        managed=True,
+        url=url,
+        port=server.port,
+        password=server.password,
+        version=server.program.version,
+        source=server.program.source,
+    )
+
+
+def _started(name: str, server: Postgres | Redis, told: ServerState, say: Say) -> ServerState:
+    began = time.monotonic()
+    server.start()
+    if process := server.process():
+        told.process = ProcessRef.of(process.pid)
+    say(f"{name} {told.version} ({told.source}) on 127.0.0.1:{told.port}  {time.monotonic() - began:.1f} s")
+    return told
+
+
+def _schema(state: State, budget: Budget, *, say: Say) -> None:
+    assert state.postgres is not None
+    place = {"deployment": state.deployment, "database": state.deployment}
+    began = time.monotonic()
+    # With its own factory a Runner leaves the thread's current loop alone, which may be a test's.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        applied = runner.run(roles.provision(state.postgres.url, **place, budget=budget, passwords=state.passwords))
+    state.dsns = {
+        role: roles.role_dsn(state.postgres.url, **place, role=role, password=password)
+        for role, password in state.passwords.items()
+    }
+    say(
+        f"schema {f'migrated by {len(applied)}' if applied else 'up to date'}, {len(budget.roles)} roles share"
+        f" {budget.client_budget} connections  {time.monotonic() - began:.1f} s"
+    )
+
+
+def _addresses(state: State, environ: Mapping[str, str]) -> None:
+    ports = {name: int(service.address.rpartition(":")[2]) for name, service in state.services.items()}
+    if wanted := environ.get("HEADRACE_PORT"):
+        ports["api-gateway"] = int(wanted)
+    state.services = {
+        spec.name: ServiceState(address=f"127.0.0.1:{free_port(ports.get(spec.name, 0))}", status="starting")
+        for spec in specs_for(environ)
+    }
+    state.base_url = f"http://{state.services['api-gateway'].address}"
+    model = state.services.get(MODEL_SERVICE)
+    state.model_url = f"http://{model.address}/v1" if model else environ["HEADRACE_MODEL_BASE_URL"]

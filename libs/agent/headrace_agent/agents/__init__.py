@@ -1,0 +1,1 @@
+"""The agents that Headrace brings along; `headrace_agent/langgraph.json` names them."""

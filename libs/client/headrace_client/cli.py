@@ -1,0 +1,41 @@
+"""The `headrace` command. Exit codes: 0 done, 1 not done, 2 wrong usage."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace_client.commands import deployment, keys, runs, threads
+from headrace_client.commands.common import FriendlyGroup, Session
+from headrace_client.commands.demo import demo
+
+
+def build() -> typer.Typer:
+    """Return the command with all its subcommands."""
+    app = typer.Typer(
+        cls=FriendlyGroup,
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,  # locals hold keys
+        help="Run LangGraph agents as durable runs. The server comes from --url or HEADRACE_URL (with "
+        "HEADRACE_API_KEY), else from the .run folder of the checkout you are in.",
+    )
+
+    @app.callback()
+    def options(
+        ctx: typer.Context, url: Annotated[str | None, typer.Option(help="Address of the server.")] = None
+    ) -> None:
+        ctx.obj = Session(base_url=url)
+
+    for command in (runs.run, runs.follow, runs.cancel, runs.ps, runs.result, threads.threads, threads.messages):
+        app.command()(command)
+    app.command()(threads.agents)
+    app.add_typer(keys.app, name="keys")
+    app.command()(demo)
+    deployment.mount(app)
+    return app
+
+
+def main() -> None:
+    """Run the command."""
+    build()(prog_name="headrace")

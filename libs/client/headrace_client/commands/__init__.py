@@ -1,0 +1,1 @@
+"""The commands of `headrace`, by what they are about."""

@@ -1,0 +1,1 @@
+"""Pure parts: bodies, keys, JSON shapes, SSE frames, problems, the register of open streams."""

@@ -1,0 +1,101 @@
+"""Bodies of requests: strict types, no unknown fields, and errors that name the field.
+
+What a value means (which agents exist, which modes, NUL in a text) is run-worker's to judge; here are the shapes only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import orjson
+from headrace_kit.errors import InvalidArgument
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+JsonObject = dict[str, Any]
+Scope = Literal["read", "write", "admin"]
+
+MAX_KEY_SECONDS = 10 * 366 * 86_400
+"""The longest life of a key that expires, ten years: beyond it the caller means none."""
+
+
+class Body(BaseModel):
+    """What all bodies are: strict, closed, and silent about the values in errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class CreateThread(Body):
+    """POST /v1/threads."""
+
+    agent: str = Field(default="assistant", min_length=1, max_length=200)
+    title: str | None = Field(default=None, max_length=200)
+    metadata: JsonObject | None = None
+    thread_id: str | None = None
+
+
+class UpdateThread(Body):
+    """PATCH /v1/threads/{thread_id}: what is absent or null stays."""
+
+    title: str | None = Field(default=None, max_length=200)
+    metadata: JsonObject | None = None
+
+
+class SubmitRequest(Body):
+    """POST /v1/threads/{thread_id}/requests. `message` is short for one user message in `input`."""
+
+    input: Any = None
+    message: str | None = None
+    multitask_strategy: Literal["enqueue", "reject", "interrupt", "rollback"] | None = None
+    config: JsonObject | None = None
+    context: JsonObject | None = None
+    stream_modes: list[str] = Field(default_factory=list)
+    stream_subgraphs: bool = False
+    durability: Literal["async", "sync", "exit"] | None = None
+    metadata: JsonObject | None = None
+
+    @model_validator(mode="after")
+    def _one_input(self) -> SubmitRequest:
+        if (self.input is None) == (self.message is None):
+            raise ValueError("send exactly one of input and message")
+        return self
+
+    def graph_input(self) -> Any:
+        """Return what the graph gets."""
+        if self.message is not None:
+            return {"messages": [{"role": "user", "content": self.message}]}
+        return self.input
+
+
+class CreateKey(Body):
+    """POST /v1/keys."""
+
+    label: str = Field(default="", max_length=200)
+    uid: str | None = Field(default=None, min_length=1, max_length=200)
+    scopes: tuple[Scope, ...] = Field(default=("read", "write"), min_length=1, strict=False)
+    expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_SECONDS)
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(model: type[B], raw: bytes) -> B:
+    """Read a body; an empty one is an empty object.
+
+    Raises InvalidArgument when it is not JSON (lone surrogates and NaN are not), not an object, or has a wrong or an
+    unknown field, which it names.
+    """
+    try:
+        value = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(f"the body is not JSON: {error}", reason="BODY_NOT_JSON") from None
+    if not isinstance(value, dict):
+        raise InvalidArgument("the body is not a JSON object", reason="BODY_NOT_AN_OBJECT")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])[:200]
+        text = first["msg"].removeprefix("Value error, ")
+        raise InvalidArgument(
+            f"{field}: {text}" if field else text, reason="BODY_INVALID", field=field or None
+        ) from None

@@ -1,0 +1,1 @@
+"""Pure rules of following a run: place, continuity, pace, outage, ending."""

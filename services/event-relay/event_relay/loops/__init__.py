@@ -1,0 +1,1 @@
+"""The relay's background work: reading tails, asking PostgreSQL, telling health."""

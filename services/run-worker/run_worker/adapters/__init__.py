@@ -1,0 +1,1 @@
+"""The only importers of asyncpg, redis and langgraph."""

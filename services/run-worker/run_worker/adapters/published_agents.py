@@ -1,0 +1,39 @@
+"""Tells control which agents this executor has loaded: name, schemas, digest and settings in table `agents`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace_kit.postgres import Database
+
+from run_worker.adapters.graphs import Agent
+from run_worker.domain.encoding import json_text
+
+PUBLISH = """
+INSERT INTO agents (name, description, input_schema, output_schema, digest, settings)
+SELECT a.name, a.description, a.input_schema, a.output_schema, a.digest, a.settings
+FROM jsonb_to_recordset($1::jsonb) AS a (name text, description text, input_schema jsonb, output_schema jsonb,
+  digest text, settings jsonb)
+ORDER BY a.name
+ON CONFLICT (name) DO UPDATE SET description = excluded.description, input_schema = excluded.input_schema,
+  output_schema = excluded.output_schema, digest = excluded.digest, settings = excluded.settings, updated_at = now()
+WHERE (agents.description, agents.input_schema, agents.output_schema, agents.digest, agents.settings)
+  IS DISTINCT FROM (excluded.description, excluded.input_schema, excluded.output_schema, excluded.digest,
+    excluded.settings)
+"""
+
+
+async def publish_agents(database: Database, agents: Iterable[Agent]) -> None:
+    """Insert or renew the rows of these agents, in one statement; those of other executors stay."""
+    rows = [
+        {
+            "name": agent.name,
+            "description": agent.description,
+            "input_schema": agent.input_schema,
+            "output_schema": agent.output_schema,
+            "digest": agent.digest,
+            "settings": agent.settings.as_json(),
+        }
+        for agent in agents
+    ]
+    await database.execute(PUBLISH, json_text(rows))

@@ -1,0 +1,1 @@
+"""The only importers of the Docker SDK."""

@@ -1,0 +1,1 @@
+"""Pure rules of sandboxes: no engine, no database, no clock."""

@@ -1,0 +1,1 @@
+"""Background work: each module is one task that `server` owns."""

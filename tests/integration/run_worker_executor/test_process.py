@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import grpc
+import pytest
+from headrace.executor.v1 import executor_service_pb2 as pb
+from headrace.executor.v1 import executor_service_pb2_grpc as rpc
+from headrace_kit.auth import call_metadata, sha256_hex
+from headrace_kit.ids import new_id
+
+from tests.integration.run_worker_executor.harness import WAIT_SECONDS, World
+
+GRAPH = '''
+import asyncio
+import pathlib
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+FOLDER = pathlib.Path(__file__).parent
+
+
+def note(name):
+    with (FOLDER / name).open("a") as file:
+        file.write("x")
+
+
+async def first(state):
+    note("first")
+    return {"messages": [AIMessage("first", id="first")]}
+
+
+async def second(state):
+    note("second")
+    while not (FOLDER / "go").exists():
+        await asyncio.sleep(0.02)
+    return {"messages": [AIMessage(f"saw {len(state['messages'])}", id="second")]}
+
+
+graph = StateGraph(MessagesState).add_node(first).add_node(second)
+graph.add_edge(START, "first").add_edge("first", "second")
+'''
+
+
+@dataclass(slots=True)
+class Child:
+    """An executor process and the write end of its control pipe."""
+
+    executor_id: UUID
+    process: asyncio.subprocess.Process
+    pipe: int | None
+
+    def close_pipe(self) -> None:
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "graph.py").write_text(GRAPH)
+    (tmp_path / "langgraph.json").write_text(
+        json.dumps(
+            {
+                "dependencies": ["."],
+                "graphs": {"two": "./graph.py:graph"},
+                "headrace": {"agents": {"two": {"durability": "sync"}}},
+            }
+        )
+    )
+    (tmp_path / "tokens.json").write_text(json.dumps({"run-worker": sha256_hex("token")}))
+    return tmp_path
+
+
+@asynccontextmanager
+async def executor_process(world: World, redis_url: str, budget_path: Path, folder: Path) -> AsyncIterator[Child]:
+    read_end, write_end = os.pipe()
+    executor_id = new_id()
+    environment = {
+        **os.environ,
+        "HEADRACE_BUDGET_FILE": str(budget_path),
+        "HEADRACE_TOKENS_FILE": str(folder / "tokens.json"),
+        "HEADRACE_SERVICE_TOKEN": "token",
+        "HEADRACE_DATA_DIR": str(folder),
+        "HEADRACE_REDIS_URL": redis_url,
+        "HEADRACE_EXECUTOR_DSN": world.dsns.dsn("executor"),
+        "HEADRACE_GRAPH_DSN": world.dsns.dsn("graph"),
+        "HEADRACE_LANGGRAPH_JSON": str(folder / "langgraph.json"),
+        "HEADRACE_CONTROL_FD": str(read_end),
+        "HEADRACE_CONTROL_ID": str(new_id()),
+        "HEADRACE_EXECUTOR_ID": str(executor_id),
+        "HEADRACE_SLOTS": "5",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from run_worker.executor import main; main()", pass_fds=(read_end,), env=environment
+    )
+    os.close(read_end)
+    child = Child(executor_id, process, write_end)
+    try:
+        yield child
+    finally:
+        child.close_pipe()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def appears(path: Path) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not path.exists():  # noqa: ASYNC110, ASYNC240  # another process makes it
+            await asyncio.sleep(0.02)
+
+
+async def test_kill_9_in_mid_run_applies_the_input_once(
+    world: World, redis_url: str, budget_path: Path, folder: Path
+) -> None:
+    """
+    1. An executor process is inside the second node of a run when it is killed with SIGKILL.
+    2. Its lease expires; a second executor takes the run over, after one TTL in touch with PostgreSQL.
+    3. The run completes as attempt 2 with one fault: the first node ran once and the input is in the state once.
+    """
+    made = await world.run(agent="two")
+    async with executor_process(world, redis_url, budget_path, folder) as child:
+        await appears(folder / "second")
+        child.process.send_signal(signal.SIGKILL)
+        await child.process.wait()
+    await world.control.execute("UPDATE executors SET lease_expires_at = now() WHERE executor_id = $1", child.executor_id)
+    (folder / "go").touch()
+    async with executor_process(world, redis_url, budget_path, folder):
+        row = await world.state_is(made, "completed", "failed")
+        events = await world.event(made, "end")
+    assert row["state"] == "completed", row["error"]
+    assert (row["attempt"], row["faults"]) == (2, 1)
+    assert (folder / "first").read_text() == "x"
+    assert (folder / "second").read_text() == "xx"
+    assert [m["content"] for m in await world.messages(made.thread_id)] == ["first", "saw 2"]
+    assert [str(e.id) for e in events if e.id.attempt == 2][:2] == ["2-1", "2-2"]
+
+
+async def test_the_process_serves_drains_and_exits_cleanly(
+    world: World, redis_url: str, budget_path: Path, folder: Path
+) -> None:
+    """
+    1. An executor process publishes its agents, answers Describe to those who know a token, and holds a run.
+    2. Control is gone (end of file on the pipe).
+    3. The run is handed back without a fault, and the process ends with code 0.
+    """
+    made = await world.run(agent="two")
+    async with executor_process(world, redis_url, budget_path, folder) as child:
+        await appears(folder / "second")
+        names = [row["name"] for row in await world.control.fetch("SELECT name FROM agents ORDER BY name")]
+        assert names == ["assistant", "echo", "two"]
+        address = await world.control.fetchval("SELECT address FROM executors WHERE executor_id = $1", child.executor_id)
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = rpc.ExecutorServiceStub(channel)
+            described = await stub.Describe(pb.DescribeRequest(), metadata=call_metadata("token"), timeout=5)
+            assert (described.free_slots, list(described.run_ids)) == (4, [str(made.run_id)])
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Describe(pb.DescribeRequest(), metadata=call_metadata("wrong"), timeout=5)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        child.close_pipe()
+        assert await asyncio.wait_for(child.process.wait(), WAIT_SECONDS) == 0
+    row = await world.row(made.run_id)
+    assert (row["state"], row["faults"], row["lease_owner"]) == ("pending", 0, None)
+    outcome = await world.control.fetchval("SELECT outcome FROM attempts WHERE run_id = $1", made.run_id)
+    assert outcome == "handed_back"
+
+
+async def test_sigterm_lets_a_short_run_end(world: World, redis_url: str, budget_path: Path, folder: Path) -> None:
+    """
+    1. An executor process holds a run when SIGTERM comes.
+    2. The run ends within the drain: it is completed, and the process ends with code 0.
+    """
+    made = await world.run(agent="two")
+    async with executor_process(world, redis_url, budget_path, folder) as child:
+        await appears(folder / "second")
+        child.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(WAIT_SECONDS):
+            sql = "SELECT draining_at IS NOT NULL FROM executors WHERE executor_id = $1"
+            while not await world.control.fetchval(sql, child.executor_id):
+                await asyncio.sleep(0.02)
+        (folder / "go").touch()
+        assert await asyncio.wait_for(child.process.wait(), WAIT_SECONDS) == 0
+    assert (await world.row(made.run_id))["state"] == "completed"
