@@ -14,12 +14,13 @@ from rich.table import Table
 from headrace_deploy import doctor as examination
 from headrace_deploy import logview, probes
 from headrace_deploy.binaries import ServersError, find_postgres, find_redis, servers_choice
+from headrace_deploy.prepare import GraphsError
 from headrace_deploy.stack import Stack, StackError
 from headrace_deploy.state import ServiceState, State, StateError, default_run_dir, require_state
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A whole Headrace on this machine.")
 
-_EXPECTED = (ServersError, BudgetError, MigrationError, StackError, StateError)
+_EXPECTED = (ServersError, BudgetError, GraphsError, MigrationError, StackError, StateError)
 _COLORS = {"running": "green", "starting": "yellow", "backing_off": "yellow", "failed": "red", "stopped": "dim"}
 
 

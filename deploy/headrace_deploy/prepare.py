@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,14 +28,22 @@ from headrace_deploy.state import ProcessRef, ServerState, ServiceState, State
 MAX_DEFAULT_EXECUTORS = 16
 """Executors without HEADRACE_EXECUTORS: one a core, up to here, as each takes a process's worth of memory."""
 
+CHECK_GRAPHS_SECONDS = 60.0
+"""Bound of the test load: importing a large graph takes seconds, one that takes a minute hangs."""
+
 Say = Callable[[str], None]
+
+
+class GraphsError(RuntimeError):
+    """A graph that the user named does not load; the message names file, graph and cause."""
 
 
 def prepare(state: State, *, run_dir: Path, environ: Mapping[str, str], durable: bool, say: Say) -> None:
     """Fill and save `state`; afterwards the supervisor can start. Blocking; must not run inside an event loop.
 
-    Raises ServersError, BudgetError or MigrationError.
+    Raises ServersError, BudgetError, MigrationError or GraphsError.
     """
+    check_graphs(environ, run_dir=run_dir, say=say)
     state.executors = _executors(environ)
     state.deployment = environ.get("HEADRACE_DEPLOYMENT") or state.deployment
     state.uid = environ.get("HEADRACE_FIRST_KEY_UID") or state.uid
@@ -45,9 +55,40 @@ def prepare(state: State, *, run_dir: Path, environ: Mapping[str, str], durable:
     _addresses(state, environ)
     state.api_key = state.api_key or make_api_key()
     state.tokens = make_tokens(state.tokens)
-    digests = {name: sha256_hex(token) for name, token in state.tokens.items()}
-    replace_private(run_dir / "tokens.json", json.dumps(digests, indent=1))
+    _tokens_file(run_dir / "tokens.json", state)
     state.save(run_dir)
+
+
+def check_graphs(environ: Mapping[str, str], *, run_dir: Path, say: Say) -> None:
+    """Load the user's graphs once in a throw-away process, so that their errors are told before anything starts.
+
+    Raises GraphsError with one line for each graph that does not load.
+    """
+    if not environ.get("HEADRACE_LANGGRAPH_JSON"):
+        return
+    began = time.monotonic()
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-m", "run_worker", "check-graphs"],
+            env={**environ, "HEADRACE_DATA_DIR": str(run_dir / "data")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CHECK_GRAPHS_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise GraphsError(f"your graphs took more than {CHECK_GRAPHS_SECONDS:.0f} s to load") from None
+    if tried.returncode != 0:
+        raise GraphsError(f"a graph of HEADRACE_LANGGRAPH_JSON does not load\n{tried.stderr.strip()[-4000:]}")
+    say(f"your graphs load  {time.monotonic() - began:.1f} s")
+
+
+def _tokens_file(path: Path, state: State) -> None:
+    # Tokens that `headrace keys create --scope service` added stay valid over every `up`.
+    digests: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    digests |= {name: sha256_hex(token) for name, token in state.tokens.items()}
+    replace_private(path, json.dumps(digests, indent=1))
 
 
 def _executors(environ: Mapping[str, str]) -> int:

@@ -146,7 +146,7 @@ async def test_submit_and_stream_is_one_call(http: httpx.AsyncClient) -> None:
         assert response.headers["location"].startswith("/v1/runs/")
         lines = [line async for line in response.aiter_lines()]
     assert "event: end" in lines
-    result = (await http.get(response.headers["content-location"] + "/result")).json()
+    result = (await http.get(response.headers["location"] + "/result")).json()
     assert result["output"]["content"] == "hello there"
 
 

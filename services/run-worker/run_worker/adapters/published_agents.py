@@ -17,14 +17,14 @@ FROM jsonb_to_recordset($1::jsonb) AS a (name text, description text, input_sche
 ORDER BY a.name
 ON CONFLICT (name) DO UPDATE SET description = excluded.description, input_schema = excluded.input_schema,
   output_schema = excluded.output_schema, digest = excluded.digest, settings = excluded.settings, updated_at = now()
-WHERE (agents.description, agents.input_schema, agents.output_schema, agents.digest, agents.settings)
-  IS DISTINCT FROM (excluded.description, excluded.input_schema, excluded.output_schema, excluded.digest,
-    excluded.settings)
 """
 
 
 async def publish_agents(database: Database, agents: Iterable[Agent]) -> None:
-    """Insert or renew the rows of these agents, in one statement; those of other executors stay."""
+    """Insert or renew the rows of these agents, in one statement; those of other executors stay.
+
+    Every start renews `updated_at`: an agent that no live executor has published since its start is not listed.
+    """
     rows = [
         {
             "name": agent.name,
