@@ -33,7 +33,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from run_worker.adapters import leases
 from run_worker.adapters.graphs import builtin_file, load_graphs
 from run_worker.adapters.stream import ProjectionWriter
-from run_worker.executor import lease_figures, run_figures, stream_limits
+from run_worker.executor import lease_figures, quiet_collector, run_figures, stream_limits
 from run_worker.loops.attempt import ExecutorParts
 from run_worker.loops.cancel_watch import CancelWatch
 from run_worker.loops.claim import Claimer
@@ -145,7 +145,7 @@ async def measure(folder: Path, *, runs: int, tokens: int, rate: float) -> str:
         watch = CancelWatch(parts, table, writer, redis_seconds=0.2, postgres_seconds=1.0)
 
         for warm_up in (True, False):
-            made = await insert_runs(pools["control"], 2 if warm_up else runs)
+            made = await insert_runs(pools["control"], runs)
             if warm_up:
                 await leases.register(
                     pools["executor"],
@@ -169,6 +169,7 @@ async def measure(folder: Path, *, runs: int, tokens: int, rate: float) -> str:
                 tasks = [asyncio.create_task(loop) for loop in loops]
                 for task in tasks:
                     stack.callback(task.cancel)
+            quiet_collector()
             cpu, wall = time.process_time(), time.perf_counter()
             flushes, appended, heard = flusher.flushes, flusher.appended, table.token_count()
             claimer.wake()
@@ -176,12 +177,11 @@ async def measure(folder: Path, *, runs: int, tokens: int, rate: float) -> str:
                 await asyncio.sleep(0.1)
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         states = {row["state"]: row["n"] for row in await pools["control"].fetch(STATES, made)}
-    count = runs * tokens
-    return (
-        f"{runs} runs, {count} tokens at {rate:g}/s each, {wall:.1f} s, {states}:"
-        f" {cpu / count * 1e6:.1f} us CPU per token ({cpu / runs * 1e3:.1f} ms a run), {(flusher.flushes - flushes) / wall:.0f} flushes/s,"
-        f" {count / (flusher.appended - appended):.1f} tokens an event, window {flusher.window_seconds * 1e3:.0f} ms"
-    )
+    count, rounds, told = runs * tokens, flusher.flushes - flushes, flusher.appended - appended
+    cost = f"{cpu / count * 1e6:.1f} us CPU per token ({cpu / runs * 1e3:.1f} ms a run)"
+    flushing = f"{rounds / wall:.0f} flushes/s, {count / told:.1f} tokens an event"
+    window = f"window {flusher.window_seconds * 1e3:.0f} ms"
+    return f"{runs} runs, {count} tokens at {rate:g}/s each, {wall:.1f} s, {states}: {cost}, {flushing}, {window}"
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field, SecretStr
 from uuid_utils import uuid7
 
+from headrace_agent.addresses import REASON, SETTING, checked
 from headrace_agent.assembly import Assembly
 from headrace_agent.blocking import iterate_blocking, run_blocking
 from headrace_agent.chunks import Chunks, NoSink
@@ -227,20 +228,14 @@ class ChatModel(BaseChatModel):
             **options,
             "stream": True,
         }
-        missing = [name for name, value in (("base_url", self.base_url), ("model", body["model"])) if not value]
-        if missing:
-            raise ModelRefused(
-                f"no model is configured: {' and '.join(missing)} missing "
-                "(HEADRACE_MODEL_BASE_URL, HEADRACE_MODEL_NAME, or the arguments of ChatModel)",
-                status=None,
-                reason="model_not_configured",
-            )
         key = self.api_key.get_secret_value()
+        _check_configured(base_url=self.base_url, model=body["model"])
+        base_url = checked(self.base_url, key)
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
         return ModelCall(
-            url=f"{self.base_url.rstrip('/')}/chat/completions",
+            url=f"{base_url}/chat/completions",
             headers=headers,
             body={name: value for name, value in body.items() if value is not None},
             first_byte_seconds=self.first_byte_timeout_seconds,
@@ -262,6 +257,17 @@ def _place(run_manager: AsyncCallbackManagerForLLMRun | None) -> dict[str, Any]:
     """Return which node of the graph calls, as LangGraph tells it in the run manager's metadata."""
     metadata = (run_manager.metadata if run_manager is not None else None) or {}
     return {name: metadata[name] for name in ("langgraph_node", "langgraph_checkpoint_ns") if name in metadata}
+
+
+def _check_configured(**given: str) -> None:
+    settings = {"base_url": SETTING, "model": "HEADRACE_MODEL_NAME"}
+    missing = [name for name, value in given.items() if not (value and value.strip())]
+    if missing:
+        told = " and ".join(f"{settings[name]} is not set" for name in missing)
+        arguments = ", ".join(f"{name}=…" for name in missing)
+        raise ModelRefused(
+            f"no model is configured: {told}, and ChatModel({arguments}) was not given", status=None, reason=REASON
+        )
 
 
 def _always() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import aiohttp
 import orjson
 
+from headrace_agent.addresses import SETTING, host_and_port
 from headrace_agent.errors import ModelError, ModelTimeout, ModelUnavailable
 from headrace_agent.refusals import error_in_answer, refusal, retry_delay
 from headrace_agent.sessions import CONNECT_SECONDS, session
@@ -106,7 +107,7 @@ class Answer:
         deadline = asyncio.get_running_loop().time() + call.first_byte_seconds
         try:
             async with asyncio.timeout_at(deadline):
-                self._response = await session().post(
+                self._response = await (await session()).post(
                     call.url, data=_encoded(call.body), headers=call.headers, allow_redirects=False
                 )
                 if self._response.status != 200:
@@ -115,10 +116,10 @@ class Answer:
                     )
         except TimeoutError as error:
             if isinstance(error, aiohttp.ServerTimeoutError):
-                raise ModelUnavailable(f"no connection to the model provider in {CONNECT_SECONDS:g} s") from None
+                raise self._unreachable(f"no connection in {CONNECT_SECONDS:g} s") from None
             raise self._silent("first_byte") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ModelUnavailable(f"the model provider could not be reached ({type(error).__name__})") from None
+            raise self._unreachable(type(error).__name__) from None
         if self._response.content_type == "application/json":
             self._first = await self._whole(deadline)
         else:
@@ -198,6 +199,10 @@ class Answer:
     async def _error_body(self) -> bytes:
         assert self._response is not None
         return await self._response.content.read(ERROR_BYTES_MAX)
+
+    def _unreachable(self, why: str) -> ModelUnavailable:
+        place = host_and_port(self._call.url)
+        return ModelUnavailable(f"the model provider at {place} could not be reached ({why}); {SETTING} names it")
 
     def _silent(self, which: Literal["first_byte", "silence"]) -> ModelTimeout:
         seconds = self._call.first_byte_seconds if which == "first_byte" else self._call.silence_seconds

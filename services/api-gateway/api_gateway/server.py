@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from api_gateway.adapters.keys_store import KeysStore
 from api_gateway.adapters.probes import require_serving
 from api_gateway.adapters.relay_client import Pace, RelayClient
+from api_gateway.adapters.rpc import Neighbour
 from api_gateway.adapters.run_client import RunClient, open_run_channel
 from api_gateway.domain.registry import StreamRegistry
 from api_gateway.handlers.edge import Edge
@@ -95,18 +96,18 @@ async def startup(config: GatewaySettings) -> Gateway:
     ready = asyncio.Event()
     streams = StreamRegistry(per_user=limits["streams_per_user"], per_replica=limits["streams_per_replica"])
     keys = KeysStore(database)
-    runs = RunClient(run_channel, token=token)
-    relay = RelayClient(relay_channel, token=token, pace=pace)
+    run_worker, event_relay = Neighbour("run-worker"), Neighbour("event-relay")
+    sandboxes = Neighbour("sandbox-provisioner")
+    runs = RunClient(run_channel, run_worker, token=token)
+    relay = RelayClient(relay_channel, event_relay, token=token, pace=pace)
     gate = Gate(keys, ready)
     health = Health(
         {
             "postgres": Component(keys.ping),
-            "run_worker": Component(lambda: require_serving(run_channel, service="run-worker", timeout=PROBE_SECONDS)),
-            "event_relay": Component(
-                lambda: require_serving(relay_channel, service="event-relay", timeout=PROBE_SECONDS)
-            ),
+            "run_worker": Component(lambda: require_serving(run_channel, run_worker, timeout=PROBE_SECONDS)),
+            "event_relay": Component(lambda: require_serving(relay_channel, event_relay, timeout=PROBE_SECONDS)),
             "sandbox_provisioner": Component(
-                lambda: require_serving(sandbox_channel, service="sandbox-provisioner", timeout=PROBE_SECONDS),
+                lambda: require_serving(sandbox_channel, sandboxes, timeout=PROBE_SECONDS),
                 required=False,
             ),
         },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import os
 import socket
 import time
@@ -50,6 +51,8 @@ HAND_BACK_SECONDS: Final = 8.0
 """How long a stopped executor waits for its runs to be handed back: a graph's rest (5 s) and the statement."""
 SCHEMA_VERSION: Final = 2
 """run-worker's schema that this code is written for."""
+GC_THRESHOLDS: Final = (20_000, 20, 50)
+"""Allocations before a young collection, and collections before the next older one."""
 GRPC_GRACE_SECONDS: Final = 1.0
 """Hints in flight at the end; nobody needs their answers."""
 
@@ -235,9 +238,21 @@ async def _start(settings: ExecutorSettings, ends: Ends, stack: AsyncExitStack) 
     keeper.start()
     # Ends after the work and before the pools: the lease must live while runs are handed back.
     stack.push_async_callback(keeper.stop)
+    quiet_collector()
     await server.set_serving(True)
     log.info("executor ready", address=server.address, slots=settings.slots, agents=sorted(agents))
     return Running(parts, table, claimer, watch, server, keeper, drain_seconds=runs["drain_seconds"])
+
+
+def quiet_collector() -> None:
+    """Take what is loaded by now out of the garbage collector's rounds, and make those rarer.
+
+    A run's events are many small objects that live for seconds; without this each of their generations scans all of
+    LangChain too (measured: 62 against 37 us a token in the buffer and flusher).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 async def _work(running: Running, ends: Ends) -> None:

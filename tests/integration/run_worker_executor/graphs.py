@@ -39,7 +39,7 @@ class Talker:
     cancelled: bool = False
 
     def graph(self, text: str = "partial text") -> Any:
-        async def talk(_state: MessagesState) -> dict[str, Any]:
+        async def talk(state: MessagesState) -> dict[str, Any]:
             self.calls += 1
             sink = current_sink.get()
             assert sink is not None
@@ -57,4 +57,8 @@ class Talker:
             opened.close(message)
             return {"messages": [message]}
 
-        return StateGraph(MessagesState).add_node("talk", talk).add_edge(START, "talk").add_edge("talk", END).compile()
+        graph = StateGraph(MessagesState)
+        graph.add_node("talk", talk)
+        graph.add_edge(START, "talk")
+        graph.add_edge("talk", END)
+        return graph.compile()

@@ -27,7 +27,6 @@ from run_worker.loops.cancel_watch import CancelWatch
 from run_worker.loops.claim import Claimer
 from run_worker.loops.flusher import Flusher
 from run_worker.loops.renewal import Lease
-from run_worker.loops.run_buffer import StreamLimits
 from run_worker.loops.table import RunTable
 
 from tests.support.servers import TestDatabase
@@ -114,8 +113,9 @@ class World:
         body = columns.pop("input", given)
         async with self.control.transaction() as connection:
             await connection.execute(
-                "INSERT INTO requests (request_id, thread_id, uid, agent, run_id, state, body_sha256, input, stream_modes,"
-                " config, durability, dispatched_at) VALUES ($1, $2, 'user', $3, $4, $5, 'x', $6, $7, $8, $9,"
+                "INSERT INTO requests (request_id, thread_id, uid, agent, run_id, state, body_sha256, input,"
+                " stream_modes, config, durability, dispatched_at)"
+                " VALUES ($1, $2, 'user', $3, $4, $5, 'x', $6, $7, $8, $9,"
                 " CASE WHEN $5 = 'dispatched' THEN now() END)",
                 made.request_id,
                 thread_id,
@@ -129,8 +129,8 @@ class World:
             )
             if not queued:
                 ordinal = await connection.fetchval(
-                    "UPDATE threads SET state = 'busy', active_run_id = $2, latest_run_id = $2, runs_count = runs_count + 1"
-                    " WHERE thread_id = $1 RETURNING runs_count",
+                    "UPDATE threads SET state = 'busy', active_run_id = $2, latest_run_id = $2,"
+                    " runs_count = runs_count + 1 WHERE thread_id = $1 RETURNING runs_count",
                     thread_id,
                     made.run_id,
                 )
@@ -177,6 +177,12 @@ class World:
         if key:
             await self.redis.set(cancel_key(str(made.run_id)), b"1", ex=60)
 
+    async def one(self, sql: str, *args: Any) -> Any:
+        """Return the row that must be there."""
+        row = await self.control.fetchrow(sql, *args)
+        assert row is not None
+        return row
+
     # --- waiting --------------------------------------------------------------------------------------------------
 
     async def state_is(self, made: Made, *states: str) -> Any:
@@ -190,7 +196,7 @@ class World:
             await asyncio.sleep(0.01)
 
     async def events(self, made: Made) -> list[Event]:
-        rows = await self.redis.xrange(events_key(str(made.run_id)))
+        rows: Any = await self.redis.xrange(events_key(str(made.run_id)))
         return [
             Event(EventId.parse(place), fields[FIELD_EVENT].decode(), orjson.loads(fields[FIELD_DATA]))
             for place, fields in rows
@@ -216,10 +222,11 @@ class World:
         figures: RunFigures | None = None,
         limits: Mapping[str, Any] | None = None,
         watching: bool = True,
+        database: Database | None = None,
     ) -> AsyncIterator[TestExecutor]:
         """Start an executor with these agents; its runs are cancelled at the end, as an ending process would."""
         async with AsyncExitStack() as stack:
-            database, graph = self._pool("executor"), self._pool("graph")
+            database, graph = database or self._pool("executor"), self._pool("graph")
             for pool in (database, graph):
                 await pool.open()
                 stack.push_async_callback(pool.close)
@@ -268,7 +275,8 @@ class World:
             owner,
         )
         await self.control.execute(
-            "INSERT INTO attempts (run_id, attempt, executor_id) SELECT run_id, attempt, $2 FROM runs WHERE run_id = $1",
+            "INSERT INTO attempts (run_id, attempt, executor_id)"
+            " SELECT run_id, attempt, $2 FROM runs WHERE run_id = $1",
             made.run_id,
             owner,
         )

@@ -46,15 +46,18 @@ async def test_eight_claimers_never_share_a_run(world: World) -> None:
 
 async def test_fence_back_off_cancel_and_deletion_keep_a_run_from_being_claimed(world: World) -> None:
     """
-    1. Five runs are pending: one behind its thread's fence, one in back-off, one with a cancel, one of a deleted thread.
+    1. Five runs are pending: one behind its thread's fence, one in back-off, one with a cancel, one of a deleted one.
     2. An executor claims.
     3. It gets the fifth only.
     """
     fenced, early, cancelled, deleted, free = [await world.run(agent="echo") for _ in range(5)]
     former = await world.run(agent="echo")
-    await world.control.execute("UPDATE runs SET runtime_cleanup_pending = true, thread_id = $2, state = 'failed',"
-        " error = '{}', finished_at = now(), result_event_id = '1-1', end_event_id = '1-2', ordinal = 99 WHERE run_id = $1",
-        former.run_id, fenced.thread_id)  # fmt: skip
+    await world.control.execute(
+        "UPDATE runs SET runtime_cleanup_pending = true, thread_id = $2, state = 'failed', error = '{}', ordinal = 99,"
+        " finished_at = now(), result_event_id = '1-1', end_event_id = '1-2' WHERE run_id = $1",
+        former.run_id,
+        fenced.thread_id,
+    )
     await world.control.execute(
         "UPDATE runs SET not_before = now() + interval '1 hour' WHERE run_id = $1", early.run_id
     )

@@ -47,7 +47,7 @@ async def test_a_completed_run_dispatches_the_head_of_the_queue(world: World, po
     assert ended.dispatched_run_id == first.run_id
     assert (ended.result_event_id, ended.end_event_id) == ("1-8", "1-9")
     assert len([sql for sql in statements if sql != "COMMIT;"]) == 3
-    thread = await world.control.fetchrow("SELECT * FROM threads WHERE thread_id = $1", made.thread_id)
+    thread = await world.one("SELECT * FROM threads WHERE thread_id = $1", made.thread_id)
     assert (thread["state"], thread["active_run_id"], thread["runs_count"]) == ("busy", first.run_id, 2)
     waiting = await world.control.fetchval("SELECT state FROM requests WHERE request_id = $1", second.request_id)
     assert waiting == "queued"
@@ -75,9 +75,9 @@ async def test_an_end_leaves_the_thread_in_its_state(
     made, owner = await owned(world)
     async with pool.transaction() as connection:
         assert await end_owned(connection, run_id=made.run_id, attempt=1, owner=owner, last_n=1, ending=ending)
-    thread = await world.control.fetchrow("SELECT * FROM threads WHERE thread_id = $1", made.thread_id)
+    thread = await world.one("SELECT * FROM threads WHERE thread_id = $1", made.thread_id)
     assert (thread["state"], thread["active_run_id"]) == (thread_state, None)
-    attempt = await world.control.fetchrow("SELECT outcome FROM attempts WHERE run_id = $1", made.run_id)
+    attempt = await world.one("SELECT outcome FROM attempts WHERE run_id = $1", made.run_id)
     assert attempt["outcome"] == ending.state
 
 

@@ -24,7 +24,7 @@ async def test_echo_completes_with_ordered_times_and_contiguous_events(world: Wo
     assert None not in times
     assert times == sorted(times)
     assert [str(e.id) for e in events] == [f"1-{n}" for n in range(1, len(events) + 1)]
-    assert [e.event for e in events][0] == "metadata"
+    assert events[0].event == "metadata"
     assert [e.event for e in events][-2:] == ["result", "end"]
     assert (row["result_event_id"], row["end_event_id"]) == (str(events[-2].id), str(events[-1].id))
     told = "".join(e.data[0]["content"] for e in events if e.event == "messages")

@@ -20,7 +20,7 @@ from headrace_kit.ids import new_id
 
 from tests.integration.run_worker_executor.harness import WAIT_SECONDS, World
 
-GRAPH = '''
+GRAPH = """
 import asyncio
 import pathlib
 from langchain_core.messages import AIMessage
@@ -48,7 +48,7 @@ async def second(state):
 
 graph = StateGraph(MessagesState).add_node(first).add_node(second)
 graph.add_edge(START, "first").add_edge("first", "second")
-'''
+"""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,9 @@ async def test_kill_9_in_mid_run_applies_the_input_once(
         await appears(folder / "second")
         child.process.send_signal(signal.SIGKILL)
         await child.process.wait()
-    await world.control.execute("UPDATE executors SET lease_expires_at = now() WHERE executor_id = $1", child.executor_id)
+    await world.control.execute(
+        "UPDATE executors SET lease_expires_at = now() WHERE executor_id = $1", child.executor_id
+    )
     (folder / "go").touch()
     async with executor_process(world, redis_url, budget_path, folder):
         row = await world.state_is(made, "completed", "failed")
@@ -159,7 +161,9 @@ async def test_the_process_serves_drains_and_exits_cleanly(
         await appears(folder / "second")
         names = [row["name"] for row in await world.control.fetch("SELECT name FROM agents ORDER BY name")]
         assert names == ["assistant", "echo", "two"]
-        address = await world.control.fetchval("SELECT address FROM executors WHERE executor_id = $1", child.executor_id)
+        address = await world.control.fetchval(
+            "SELECT address FROM executors WHERE executor_id = $1", child.executor_id
+        )
         async with grpc.aio.insecure_channel(address) as channel:
             stub = rpc.ExecutorServiceStub(channel)
             described = await stub.Describe(pb.DescribeRequest(), metadata=call_metadata("token"), timeout=5)
@@ -186,7 +190,7 @@ async def test_sigterm_lets_a_short_run_end(world: World, redis_url: str, budget
         child.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(WAIT_SECONDS):
             sql = "SELECT draining_at IS NOT NULL FROM executors WHERE executor_id = $1"
-            while not await world.control.fetchval(sql, child.executor_id):
+            while not await world.control.fetchval(sql, child.executor_id):  # noqa: ASYNC110  # another process does it
                 await asyncio.sleep(0.02)
         (folder / "go").touch()
         assert await asyncio.wait_for(child.process.wait(), WAIT_SECONDS) == 0

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from headrace_contract.projection import events_key
+from headrace_deploy.binaries import servers_choice
+from headrace_deploy.servers import Redis
 from headrace_kit.budget import Budget
 from headrace_kit.redis import open_redis
 from langchain_core.messages import AIMessage
@@ -13,8 +15,6 @@ from run_worker.executor import stream_limits
 from run_worker.loops.flusher import Flusher
 from run_worker.loops.run_buffer import BUFFER_MAX_BYTES, RunBuffer
 
-from headrace_deploy.binaries import servers_choice
-from headrace_deploy.servers import Redis
 from tests.integration.run_worker_executor.graphs import Talker, echo
 from tests.integration.run_worker_executor.harness import World, agent
 
@@ -99,7 +99,7 @@ async def test_an_absent_redis_never_decides_an_outcome(world: World, budget: Bu
 
 async def seen_back(flusher: Flusher) -> None:
     """Return once the flusher has found Redis again."""
-    while flusher.away:
+    while flusher.away:  # noqa: ASYNC110  # a flag without an event
         await asyncio.sleep(0.01)
 
 
@@ -148,7 +148,7 @@ async def test_a_retried_append_is_told_apart_from_a_takeover(world: World, budg
     buffer.settle(batch, Appended.AWAY, 0.0)
     assert await writer.append([batch]) == [Appended.NOT_GREATER]
     [last] = await writer.last_ids(["retry"])
-    assert buffer.resync(last)
+    assert buffer.resync(last, 0.0)
     assert buffer.take(0.0) is None
     buffer.emit("custom", b"2")
     following = buffer.take(0.0)

@@ -27,7 +27,7 @@ def one_node(node: Any) -> Any:
 
 
 def raising(error: BaseException) -> Any:
-    async def node(_state: MessagesState) -> dict[str, Any]:
+    async def node(state: MessagesState) -> dict[str, Any]:
         raise error
 
     return one_node(node)
@@ -94,7 +94,7 @@ async def test_a_question_interrupts_the_run(world: World) -> None:
     2. The run is interrupted with the question; `interrupt` was told before `result`.
     """
 
-    async def ask(_state: MessagesState) -> dict[str, Any]:
+    async def ask(state: MessagesState) -> dict[str, Any]:
         answer = interrupt({"really": True})
         return {"messages": [AIMessage(str(answer))]}
 
@@ -118,7 +118,8 @@ async def test_a_graph_without_messages_completes_with_its_checkpoint(world: Wor
     async def double(state: dict[str, int]) -> dict[str, int]:
         return {"n": state["n"] * 2}
 
-    graph = StateGraph(dict).add_node("double", double).add_edge(START, "double").compile()  # type: ignore[type-var]  # a plain dict is a state too
+    graph: Any = StateGraph(dict)
+    graph = graph.add_node("double", double).add_edge(START, "double").compile()
     made = await world.run(agent="double", input={"n": 21}, stream_modes=["values", "updates"])
     async with world.executor(agent("double", graph)):
         row = await world.state_is(made, "completed", "failed")
@@ -138,14 +139,15 @@ async def test_endless_graphs_fail_with_recursion_limit(world: World) -> None:
     2. The run fails with recursion_limit.
     """
 
-    async def again(_state: MessagesState) -> dict[str, Any]:
+    async def again(state: MessagesState) -> dict[str, Any]:
         return {"messages": []}
 
-    graph = (
-        StateGraph(MessagesState).add_node("again", again).add_edge(START, "again").add_edge("again", "again").compile()
-    )
+    graph = StateGraph(MessagesState)
+    graph.add_node("again", again)
+    graph.add_edge(START, "again")
+    graph.add_edge("again", "again")
     made = await world.run(agent="loop", config={"recursion_limit": 5})
-    async with world.executor(agent("loop", graph)):
+    async with world.executor(agent("loop", graph.compile())):
         row = await world.state_is(made, "failed")
     assert orjson.loads(row["error"])["type"] == "recursion_limit"
 
@@ -162,7 +164,7 @@ async def test_a_slow_tool_breaks_its_time_limit(world: World, budget: Budget) -
         await asyncio.Event().wait()
         return "never"
 
-    async def call(_state: MessagesState) -> dict[str, Any]:
+    async def call(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage("", tool_calls=[ToolCall(id="c1", name="sleepy", args={})])]}
 
     graph = (

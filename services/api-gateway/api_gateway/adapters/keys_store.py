@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import asyncpg
 import orjson
-from headrace_kit.errors import InvalidArgument, NotFound, Unavailable
+from headrace_kit.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from headrace_kit.postgres import Database
 
 from api_gateway.domain.keys import FIRST_KEY_ID, ApiKey, Principal, with_implied
@@ -48,7 +48,23 @@ WHERE $1::timestamptz IS NULL OR (created_at, key_id) < ($1, $2)
 ORDER BY created_at DESC, key_id DESC LIMIT $3
 """  # noqa: S608  # constants only
 
-_REVOKE = "UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE key_id = $1 RETURNING key_id"
+# All admin keys, in one order: two revokes go one after the other, and the second one's guard, a statement of its own
+# with a younger snapshot, sees the first one's outcome. An insert can only add a key, so it need not wait.
+_LOCK_ADMINS = "SELECT FROM api_keys WHERE 'admin' = ANY(scopes) AND revoked_at IS NULL ORDER BY key_id FOR UPDATE"
+
+_REVOKE = """
+UPDATE api_keys AS k SET revoked_at = coalesce(revoked_at, now())
+WHERE key_id = $1 AND (
+  revoked_at IS NOT NULL OR expires_at <= now() OR NOT 'admin' = ANY(scopes)
+  OR EXISTS (
+    SELECT 1 FROM api_keys AS other
+    WHERE other.key_id <> k.key_id AND 'admin' = ANY(other.scopes) AND other.revoked_at IS NULL
+      AND (other.expires_at IS NULL OR other.expires_at > now())
+  )
+) RETURNING key_id
+"""
+
+_EXISTS = "SELECT 1 FROM api_keys WHERE key_id = $1"
 
 
 class KeysStore:
@@ -111,10 +127,20 @@ class KeysStore:
     async def revoke(self, key_id: str) -> None:
         """Revoke a key; a second time changes nothing.
 
-        Raises NotFound.
+        Raises NotFound; FailedPrecondition for the last valid admin key, without which nobody could make another.
         """
-        if await self._database.fetchval(_REVOKE, key_id) is None:
-            raise NotFound(f"key {key_id[:64]!r} not found", reason="KEY_NOT_FOUND", metadata={"id": key_id[:64]})
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK_ADMINS)
+            if await connection.fetchval(_REVOKE, key_id) is not None:
+                return
+            if await connection.fetchval(_EXISTS, key_id) is None:
+                raise NotFound(f"key {key_id[:64]!r} not found", reason="KEY_NOT_FOUND", metadata={"id": key_id[:64]})
+        raise FailedPrecondition(
+            f'{key_id} is the last valid admin key: make another one first, by POST /v1/keys with scopes ["admin"]'
+            " or `headrace keys create NAME --scope admin`, and revoke this one with it",
+            reason="LAST_ADMIN_KEY",
+            metadata={"key_id": key_id},
+        )
 
 
 def _api_key(row: Any) -> ApiKey:

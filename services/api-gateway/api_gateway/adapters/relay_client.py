@@ -28,7 +28,7 @@ from headrace_kit.errors import (
     Unavailable,
 )
 
-from api_gateway.adapters.rpc import typed
+from api_gateway.adapters.rpc import Neighbour, typed
 from api_gateway.domain.keys import Principal
 
 ACCEPT_SECONDS = 5.0
@@ -61,8 +61,9 @@ class Pace:
 class RelayClient:
     """RelayService, called for a user."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, token: str, pace: Pace) -> None:
+    def __init__(self, channel: grpc.aio.Channel, neighbour: Neighbour, *, token: str, pace: Pace) -> None:
         self._stub: relay_service_pb2_grpc.RelayServiceAsyncStub = relay_service_pb2_grpc.RelayServiceStub(channel)
+        self._neighbour = neighbour
         self._token = token
         self._pace = pace
 
@@ -118,6 +119,7 @@ class RelayClient:
                 yield None
             async with asyncio.timeout(silence):
                 message = await first
+            self._neighbour.met = True
             while message is not None:
                 yield message.batch.events if message.HasField("batch") else ()
                 async with asyncio.timeout(silence):
@@ -125,7 +127,7 @@ class RelayClient:
         except TimeoutError:
             raise Unavailable("event-relay is silent", reason="RELAY_SILENT") from None
         except grpc.aio.AioRpcError as error:
-            raise typed(error, service="event-relay") from None
+            raise typed(error, neighbour=self._neighbour) from None
         finally:
             call.cancel()
             first.cancel()

@@ -9,7 +9,7 @@ from headrace.run.v1 import run_service_pb2_grpc
 from headrace_kit.auth import call_metadata
 from headrace_kit.grpc_client import open_channel
 
-from api_gateway.adapters.rpc import translated
+from api_gateway.adapters.rpc import Neighbour, translated
 from api_gateway.domain.keys import Principal
 
 CALL_SECONDS = 10.0
@@ -44,9 +44,10 @@ def open_run_channel(address: str) -> grpc.aio.Channel:
 class RunClient:
     """RunService, called for a user."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, token: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, neighbour: Neighbour, *, token: str) -> None:
         self.rpc: run_service_pb2_grpc.RunServiceAsyncStub = run_service_pb2_grpc.RunServiceStub(channel)
         """The methods; hand one to `call`."""
+        self._neighbour = neighbour
         self._token = token
 
     async def call(
@@ -62,5 +63,7 @@ class RunClient:
         Raises ServiceError with the reason that run-worker told.
         """
         metadata = call_metadata(self._token, uid=caller.uid, scopes=caller.scopes)
-        with translated("run-worker"):
-            return await method(request, timeout=timeout, metadata=metadata)
+        with translated(self._neighbour):
+            answer = await method(request, timeout=timeout, metadata=metadata)
+        self._neighbour.met = True
+        return answer

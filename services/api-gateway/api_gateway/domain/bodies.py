@@ -10,6 +10,9 @@ from typing import Any, Literal, TypeVar
 import orjson
 from headrace_kit.errors import InvalidArgument
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from api_gateway.domain.wording import plain_words
 
 JsonObject = dict[str, Any]
 Scope = Literal["read", "write", "admin"]
@@ -41,10 +44,10 @@ class UpdateThread(Body):
 
 
 class SubmitRequest(Body):
-    """POST /v1/threads/{thread_id}/requests. `message` is short for one user message in `input`."""
+    """POST /v1/threads/{thread_id}/requests. `message` is short for one user message in `input`, and not blank."""
 
     input: Any = None
-    message: str | None = None
+    message: str | None = Field(default=None, pattern=r"\S")
     multitask_strategy: Literal["enqueue", "reject", "interrupt", "rollback"] | None = None
     config: JsonObject | None = None
     context: JsonObject | None = None
@@ -56,7 +59,7 @@ class SubmitRequest(Body):
     @model_validator(mode="after")
     def _one_input(self) -> SubmitRequest:
         if (self.input is None) == (self.message is None):
-            raise ValueError("send exactly one of input and message")
+            raise PydanticCustomError("one_input", "send exactly one of input and message, and not null")
         return self
 
     def graph_input(self) -> Any:
@@ -93,9 +96,8 @@ def parse(model: type[B], raw: bytes) -> B:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"])[:200]
-        text = first["msg"].removeprefix("Value error, ")
-        raise InvalidArgument(
-            f"{field}: {text}" if field else text, reason="BODY_INVALID", field=field or None
-        ) from None
+        first = error.errors(include_url=False, include_input=False)[0]
+        # A rule about the whole body is told at `message`, the field that most callers mean.
+        field = ".".join(str(part) for part in first["loc"])[:200] or "message"
+        told = plain_words(first, known=list(model.model_fields))
+        raise InvalidArgument(f"{field}: {told}", reason="BODY_INVALID", field=field) from None

@@ -1,16 +1,22 @@
-"""Who calls: an API key from the headers, its row from a cache of seconds, its scopes against the route's."""
+"""Who calls: an API key from the headers, its row from a cache of seconds, its scopes against the route's.
+
+Invariant: a route answers only to query parameters that it names here, so that a misspelt filter is never ignored.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from headrace_kit.errors import PermissionDenied, Unauthenticated, Unavailable
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from api_gateway.adapters.keys_store import KeysStore
 from api_gateway.domain import keys
 from api_gateway.domain.keys import Principal
+from api_gateway.handlers.http import refuse_unknown_query
 
 CACHE_SECONDS = 2.0
 """A revoked key must be refused within 5 s; a busy one is then looked up every 2 s, not on each request."""
@@ -27,14 +33,15 @@ class Gate:
         self._ready = ready
         self._cache: dict[bytes, tuple[Principal, float]] = {}
 
-    async def require(self, headers: Headers, scope: str) -> Principal:
-        """Return whom the request's key speaks for.
+    async def require(self, request: Request, scope: str, *, query: Collection[str] = ()) -> Principal:
+        """Return whom the request's key speaks for; `query` names the parameters that the route takes.
 
-        Raises Unauthenticated without a valid key, PermissionDenied without the scope, Unavailable while starting.
+        Raises Unauthenticated without a valid key, PermissionDenied without the scope, Unavailable while starting,
+        InvalidArgument for any other query parameter.
         """
         if not self._ready.is_set():
             raise Unavailable("this replica is starting", reason="STARTING", retry_after_seconds=1.0)
-        key = _key_of(headers)
+        key = _key_of(request.headers)
         if not key:
             raise Unauthenticated("send Authorization: Bearer <API key>, or x-api-key", reason="KEY_MISSING")
         principal = await self._lookup(key) if keys.looks_like_key(key) else None
@@ -44,6 +51,7 @@ class Gate:
             raise PermissionDenied(
                 f"the API key has no scope {scope}", reason="SCOPE_MISSING", metadata={"scope": scope}
             )
+        refuse_unknown_query(request, query)
         return principal
 
     async def _lookup(self, key: str) -> Principal | None:

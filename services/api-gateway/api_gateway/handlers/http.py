@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from headrace_kit.errors import InvalidArgument
@@ -15,6 +15,11 @@ from api_gateway.domain import bodies, serial
 from api_gateway.errors import BodyTooLarge
 
 B = TypeVar("B", bound=bodies.Body)
+
+PAGE_QUERY = ("page_size", "page_token")
+"""Parameters of every list."""
+ANY_LARGE_PAGE = 1_000_000
+"""What any larger page_size is taken for: far above every list's maximum, and it fits the proto's field."""
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -71,32 +76,50 @@ def idempotency_key(request: Request) -> tuple[str, bool]:
     return key, True
 
 
+def refuse_unknown_query(request: Request, known: Collection[str]) -> None:
+    """Raise InvalidArgument for a query parameter that is none of `known`."""
+    for name in request.query_params:
+        if name not in known:
+            allowed = f"allowed: {', '.join(known)}" if known else "this route takes none"
+            raise InvalidArgument(
+                f"{name[:64]}: unknown query parameter; {allowed}", reason="QUERY_INVALID", field=name[:64]
+            )
+
+
 def query_number(request: Request, name: str, *, default: float, least: float, most: float) -> float:
     """Return a number from the query.
 
     Raises InvalidArgument when it is none, or outside `least` to `most`.
     """
     text = request.query_params.get(name)
-    if not text:
+    if text is None:
         return default
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not least <= value <= most:
-        raise InvalidArgument(f"{name} is not a number from {least:g} to {most:g}", reason="QUERY_INVALID", field=name)
+        raise InvalidArgument(
+            f"{name}: must be a number from {least:g} to {most:g}", reason="QUERY_INVALID", field=name
+        )
     return value
 
 
 def page_of(request: Request) -> tuple[int, str]:
     """Return page_size (0 when not told) and page_token.
 
-    Raises InvalidArgument; sizes over a list's own maximum are cut by whoever lists.
+    Raises InvalidArgument for a size below 1 or no number; one over the list's maximum is cut by whoever lists.
     """
-    text = request.query_params.get("page_size", "")
-    if text and not re.fullmatch(r"[0-9]{1,6}", text):
-        raise InvalidArgument("page_size is not a whole number", reason="QUERY_INVALID", field="page_size")
-    return int(text or 0), request.query_params.get("page_token", "")
+    token, text = request.query_params.get("page_token", ""), request.query_params.get("page_size")
+    if text is None:
+        return 0, token
+    digits = text.lstrip("0")
+    if not re.fullmatch(r"[0-9]+", digits):
+        raise InvalidArgument(
+            "page_size: must be a whole number, at least 1", reason="QUERY_INVALID", field="page_size"
+        )
+    # Digits are counted first: int() refuses thousands of them.
+    return int(digits) if len(digits) < len(str(ANY_LARGE_PAGE)) else ANY_LARGE_PAGE, token
 
 
 def query_flag(request: Request, name: str) -> bool:
@@ -106,7 +129,7 @@ def query_flag(request: Request, name: str) -> bool:
     """
     text = request.query_params.get(name, "false").lower()
     if text not in ("true", "1", "false", "0"):
-        raise InvalidArgument(f"{name} is neither true nor false", reason="QUERY_INVALID", field=name)
+        raise InvalidArgument(f"{name}: must be true or false", reason="QUERY_INVALID", field=name)
     return text in ("true", "1")
 
 

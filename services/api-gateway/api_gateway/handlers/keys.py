@@ -9,7 +9,7 @@ from starlette.routing import Route
 from api_gateway.adapters.keys_store import KeysStore
 from api_gateway.domain import bodies, keys, serial
 from api_gateway.handlers.gate import Gate
-from api_gateway.handlers.http import answer, page_of, read_body
+from api_gateway.handlers.http import PAGE_QUERY, answer, page_of, read_body
 
 PAGE = 50
 MAX_PAGE = 200
@@ -34,7 +34,7 @@ class Keys:
 
     async def create(self, request: Request) -> Response:
         """Make a key, for the caller's own user when none is named."""
-        principal = await self._gate.require(request.headers, keys.ADMIN)
+        principal = await self._gate.require(request, keys.ADMIN)
         body = await read_body(request, bodies.CreateKey, limit=self._body_bytes)
         key_id, key = keys.mint()
         made = await self._store.insert(
@@ -49,14 +49,14 @@ class Keys:
 
     async def list(self, request: Request) -> Response:
         """List all keys, newest first, the revoked ones too."""
-        await self._gate.require(request.headers, keys.ADMIN)
+        await self._gate.require(request, keys.ADMIN, query=PAGE_QUERY)
         size, token = page_of(request)
         found, following = await self._store.list(page_size=min(size or PAGE, MAX_PAGE), page_token=token)
         return answer(serial.page("keys", map(serial.api_key, found), following))
 
     async def revoke(self, request: Request) -> Response:
         """Revoke a key: refused at once here, within seconds by other replicas and in open streams."""
-        await self._gate.require(request.headers, keys.ADMIN)
+        await self._gate.require(request, keys.ADMIN)
         key_id = request.path_params["key_id"]
         await self._store.revoke(key_id)
         self._gate.forget(key_id)

@@ -12,8 +12,8 @@ from api_gateway.domain import bodies, keys, serial
 from api_gateway.domain.keys import Principal
 from api_gateway.handlers.event_stream import Source
 from api_gateway.handlers.gate import Gate
-from api_gateway.handlers.http import answer, idempotency_key, page_of, read_body
-from api_gateway.handlers.streams import Streams, cursor_of, modes_of
+from api_gateway.handlers.http import PAGE_QUERY, answer, idempotency_key, page_of, read_body
+from api_gateway.handlers.streams import STREAM_QUERY, Streams, cursor_of, modes_of
 
 
 class Requests:
@@ -37,7 +37,7 @@ class Requests:
 
     async def submit(self, request: Request) -> Response:
         """Submit input; with `Accept: text/event-stream` the answer is the run's stream."""
-        principal = await self._gate.require(request.headers, keys.WRITE)
+        principal = await self._gate.require(request, keys.WRITE, query=STREAM_QUERY)
         key, told = idempotency_key(request)
         body = await read_body(request, bodies.SubmitRequest, limit=self._body_bytes)
         asked = _submission(request.path_params["thread_id"], key, body)
@@ -60,7 +60,7 @@ class Requests:
 
     async def list(self, request: Request) -> Response:
         """List a thread's requests, newest first."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ, query=PAGE_QUERY)
         size, token = page_of(request)
         thread_id = request.path_params["thread_id"]
         asked = pb.ListRequestsRequest(thread_id=thread_id, page_size=size, page_token=token)
@@ -69,21 +69,21 @@ class Requests:
 
     async def go_on(self, request: Request) -> Response:
         """Let a paused thread dispatch the head of its queue."""
-        principal = await self._gate.require(request.headers, keys.WRITE)
+        principal = await self._gate.require(request, keys.WRITE)
         asked = pb.ContinueThreadRequest(thread_id=request.path_params["thread_id"])
         done = await self._runs.call(self._runs.rpc.ContinueThread, asked, caller=principal)
         return answer(serial.request(done.request), status=202, headers={"location": f"/v1/runs/{done.request.run_id}"})
 
     async def get(self, request: Request) -> Response:
         """Get a request."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ)
         asked = pb.GetRequestRequest(request_id=request.path_params["request_id"])
         found = await self._runs.call(self._runs.rpc.GetRequest, asked, caller=principal)
         return answer(serial.request(found.request))
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a queued request."""
-        principal = await self._gate.require(request.headers, keys.WRITE)
+        principal = await self._gate.require(request, keys.WRITE)
         asked = pb.CancelRequestRequest(request_id=request.path_params["request_id"])
         done = await self._runs.call(self._runs.rpc.CancelRequest, asked, caller=principal)
         return answer(serial.request(done.request))

@@ -17,7 +17,7 @@ from api_gateway.adapters.run_client import RunClient
 from api_gateway.domain import keys, serial
 from api_gateway.domain.registry import StreamRegistry
 from api_gateway.handlers.gate import Gate
-from api_gateway.handlers.http import answer, page_of, query_list, query_number
+from api_gateway.handlers.http import PAGE_QUERY, answer, page_of, query_list, query_number
 
 WAIT_SECONDS = 30.0
 """What a wait takes when the client says nothing."""
@@ -52,7 +52,7 @@ class Runs:
 
     async def list(self, request: Request) -> Response:
         """List the user's runs, newest first; `thread_id` and `state` narrow it."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ, query=("thread_id", "state", *PAGE_QUERY))
         size, token = page_of(request)
         asked = pb.ListRunsRequest(
             thread_id=request.query_params.get("thread_id", ""),
@@ -65,14 +65,14 @@ class Runs:
 
     async def get(self, request: Request) -> Response:
         """Get a run; its id answers from intake on."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ)
         asked = pb.GetRunRequest(run_id=request.path_params["run_id"])
         found = await self._runs.call(self._runs.rpc.GetRun, asked, caller=principal)
         return answer(serial.run(found.run))
 
     async def result(self, request: Request) -> Response:
         """Get what a run ended with; before its end, the run and no output."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ)
         asked = pb.GetRunResultRequest(run_id=request.path_params["run_id"])
         found = await self._runs.call(self._runs.rpc.GetRunResult, asked, caller=principal)
         return answer(
@@ -85,7 +85,7 @@ class Runs:
 
     async def wait(self, request: Request) -> Response:
         """Answer when the run has ended or the time is over; the state says which."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ, query=("timeout_seconds",))
         seconds = query_number(request, "timeout_seconds", default=WAIT_SECONDS, least=0, most=MAX_WAIT_SECONDS)
         timeout = Duration()
         timeout.FromMilliseconds(int(seconds * 1000))
@@ -96,7 +96,7 @@ class Runs:
 
     async def cancel(self, request: Request) -> Response:
         """Commit a cancel; the run's state follows."""
-        principal = await self._gate.require(request.headers, keys.WRITE)
+        principal = await self._gate.require(request, keys.WRITE)
         asked = pb.CancelRunRequest(run_id=request.path_params["run_id"])
         done = await self._runs.call(self._runs.rpc.CancelRun, asked, caller=principal)
         return answer(serial.run(done.run), status=202)

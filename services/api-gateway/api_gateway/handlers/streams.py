@@ -24,6 +24,9 @@ from api_gateway.handlers.http import query_list
 
 _MODES = frozenset(EventName)
 
+STREAM_QUERY = ("after", "modes")
+"""Parameters of a run's event stream, and of a submit, which may answer with one."""
+
 
 class Streams:
     """The event streams."""
@@ -49,7 +52,7 @@ class Streams:
 
     async def run_events(self, request: Request) -> Response:
         """Follow a run until its `end`."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ, query=STREAM_QUERY)
         run_id, after, modes = request.path_params["run_id"], cursor_of(request), modes_of(request)
 
         async def begin() -> Source:
@@ -59,7 +62,7 @@ class Streams:
 
     async def request_events(self, request: Request) -> Response:
         """Follow a request until it is a run, or has ended without one."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ)
         request_id = request.path_params["request_id"]
 
         async def begin() -> Source:
@@ -132,5 +135,7 @@ def modes_of(request: Request) -> list[str]:
     modes = query_list(request, "modes")
     for mode in modes:
         if mode not in _MODES:
-            raise InvalidArgument(f"modes: {mode[:64]!r} is no event name", reason="MODE_UNKNOWN", field="modes")
+            raise InvalidArgument(
+                f"modes: {mode[:64]!r} is none of {', '.join(sorted(_MODES))}", reason="MODE_UNKNOWN", field="modes"
+            )
     return modes

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from api_gateway.adapters.run_client import RunClient
 from api_gateway.domain import bodies, keys, serial
 from api_gateway.handlers.gate import Gate
-from api_gateway.handlers.http import answer, idempotency_key, page_of, query_flag, read_body
+from api_gateway.handlers.http import PAGE_QUERY, answer, idempotency_key, page_of, query_flag, read_body
 
 
 class Threads:
@@ -37,7 +37,7 @@ class Threads:
 
     async def create(self, request: Request) -> Response:
         """Create a thread."""
-        principal = await self._gate.require(request.headers, keys.WRITE)
+        principal = await self._gate.require(request, keys.WRITE)
         key, _ = idempotency_key(request)
         body = await read_body(request, bodies.CreateThread, limit=self._body_bytes)
         asked = pb.CreateThreadRequest(
@@ -53,7 +53,7 @@ class Threads:
 
     async def list(self, request: Request) -> Response:
         """List the user's threads, last changed first."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ, query=PAGE_QUERY)
         size, token = page_of(request)
         asked = pb.ListThreadsRequest(page_size=size, page_token=token)
         found = await self._runs.call(self._runs.rpc.ListThreads, asked, caller=principal)
@@ -61,14 +61,14 @@ class Threads:
 
     async def get(self, request: Request) -> Response:
         """Get a thread."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ)
         asked = pb.GetThreadRequest(thread_id=request.path_params["thread_id"])
         found = await self._runs.call(self._runs.rpc.GetThread, asked, caller=principal)
         return answer(serial.thread(found.thread))
 
     async def update(self, request: Request) -> Response:
         """Change title or metadata."""
-        principal = await self._gate.require(request.headers, keys.WRITE)
+        principal = await self._gate.require(request, keys.WRITE)
         body = await read_body(request, bodies.UpdateThread, limit=self._body_bytes)
         asked = pb.UpdateThreadRequest(thread_id=request.path_params["thread_id"], title=body.title)
         if body.metadata is not None:
@@ -78,7 +78,7 @@ class Threads:
 
     async def delete(self, request: Request) -> Response:
         """Delete a thread; with `cancel=true` also one with an active run."""
-        principal = await self._gate.require(request.headers, keys.WRITE)
+        principal = await self._gate.require(request, keys.WRITE, query=("cancel",))
         thread_id = request.path_params["thread_id"]
         asked = pb.DeleteThreadRequest(thread_id=thread_id, cancel=query_flag(request, "cancel"))
         await self._runs.call(self._runs.rpc.DeleteThread, asked, caller=principal)
@@ -86,7 +86,7 @@ class Threads:
 
     async def messages(self, request: Request) -> Response:
         """List the transcript, oldest first, with the runs that it names."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ, query=PAGE_QUERY)
         size, token = page_of(request)
         thread_id = request.path_params["thread_id"]
         asked = pb.ListMessagesRequest(thread_id=thread_id, page_size=size, page_token=token)
@@ -96,7 +96,7 @@ class Threads:
 
     async def state(self, request: Request) -> Response:
         """Get the values of the latest checkpoint."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ)
         asked = pb.GetThreadStateRequest(thread_id=request.path_params["thread_id"])
         found = await self._runs.call(self._runs.rpc.GetThreadState, asked, caller=principal)
         return answer(
@@ -109,7 +109,7 @@ class Threads:
 
     async def agents(self, request: Request) -> Response:
         """List the agents that executors have published."""
-        principal = await self._gate.require(request.headers, keys.READ)
+        principal = await self._gate.require(request, keys.READ, query=PAGE_QUERY)
         size, token = page_of(request)
         asked = pb.ListAgentsRequest(page_size=size, page_token=token)
         found = await self._runs.call(self._runs.rpc.ListAgents, asked, caller=principal)

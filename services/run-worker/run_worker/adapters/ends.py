@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from uuid import UUID
 
+import asyncpg
+from headrace_kit.postgres import Database
+
 from run_worker.domain.encoding import json_text
 from run_worker.domain.transcript import TranscriptMessage
 
@@ -27,6 +30,10 @@ AttemptOutcome = Literal["completed", "failed", "cancelled", "interrupted", "han
 
 UNOWNED_RESULT_N: Final = 3
 """Control writes metadata, snapshot, result, end: 1 to 4 of the attempt that it made by ending the run."""
+
+
+class EndRefused(Exception):
+    """PostgreSQL would not take this ending (its text or values); the cause says why. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +185,23 @@ async def end_owned(
     ids = (f"{attempt}-{last_n + 1}", f"{attempt}-{last_n + 2}")
     row = await connection.fetchrow(END_OWNED, *_facts(run_id, ending, ids), attempt, owner)
     return await _ended(connection, row)
+
+
+async def commit_end(
+    database: Database, *, run_id: UUID, attempt: int, owner: UUID, last_n: int, ending: Ending
+) -> Ended | None:
+    """Run `end_owned` in a transaction of its own.
+
+    Raises Unavailable or ResourceExhausted when it is not known whether it was committed (read it back), EndRefused
+    when PostgreSQL refuses this very ending.
+    """
+    try:
+        async with database.transaction() as connection:
+            return await end_owned(
+                connection, run_id=run_id, attempt=attempt, owner=owner, last_n=last_n, ending=ending
+            )
+    except asyncpg.PostgresError as error:
+        raise EndRefused(f"{type(error).__name__}: {error}") from error
 
 
 async def end_unowned(

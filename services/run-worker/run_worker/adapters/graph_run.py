@@ -19,7 +19,7 @@ from langgraph.types import Command
 
 from run_worker.adapters.claims import ClaimedRun
 from run_worker.adapters.observer import RunObserver
-from run_worker.adapters.saver import PostgresSaver
+from run_worker.adapters.patient_saver import PatientSaver
 from run_worker.adapters.wire import (
     METADATA_KEYS,
     json_default,
@@ -30,6 +30,7 @@ from run_worker.adapters.wire import (
     wire_message,
 )
 from run_worker.domain.encoding import clean_text, cleaned, json_bytes
+from run_worker.domain.picture import unanswered_calls
 from run_worker.domain.transcript import TranscriptMessage
 
 CANCELLED_CALL: Final = "The run was stopped before this call finished."
@@ -81,7 +82,7 @@ class StreamEvent:
 class GraphRun:
     """A graph with its fenced saver, bound to one attempt of one run."""
 
-    def __init__(self, claimed: ClaimedRun, graph: Any, saver: PostgresSaver, *, recursion_limit: int | None) -> None:
+    def __init__(self, claimed: ClaimedRun, graph: Any, saver: PatientSaver, *, recursion_limit: int | None) -> None:
         """`graph` already has `saver` as its checkpointer."""
         self._run = claimed
         self._graph = graph
@@ -137,7 +138,9 @@ class GraphRun:
             paused=bool(state.next),
         )
 
-    async def keep_partial(self, partials: Sequence[tuple[TranscriptMessage, str]], after: After) -> list[Any]:
+    async def keep_partial(
+        self, partials: Sequence[tuple[TranscriptMessage, str]], after: After
+    ) -> list[TranscriptMessage]:
         """Put cut-off messages (with the node that wrote each) and answers to cut-off calls into the checkpoint.
 
         Return the tool messages that were added, as the transcript has them. A graph without a `messages` channel is
@@ -148,14 +151,16 @@ class GraphRun:
         added: list[TranscriptMessage] = []
         for partial, node in partials:
             await self._update([partial_ai_message(partial)], node)
-        answered = {message.tool_call_id for message in after.messages if message.role == "tool"}
+        # The run's id too: providers repeat the ids of calls.
         answers = [
             ToolMessage(
-                CANCELLED_CALL, tool_call_id=call["id"], name=call["name"], id=f"stopped-{call['id']}", status="error"
+                CANCELLED_CALL,
+                tool_call_id=call["id"],
+                name=call["name"],
+                id=f"stopped-{self._run.run_id}-{call['id']}",
+                status="error",
             )
-            for message in after.messages
-            for call in message.tool_calls
-            if call["id"] not in answered
+            for call in unanswered_calls(after.messages)
         ]
         if answers:
             state = await self._graph.aget_state(self.thread_config)
@@ -200,14 +205,14 @@ def _input_of(run: ClaimedRun) -> Any:
     return run.input
 
 
-async def read_before(saver: PostgresSaver, run: ClaimedRun, other_ids: frozenset[str] | None) -> Before | None:
+async def read_before(saver: PatientSaver, run: ClaimedRun, other_ids: frozenset[str] | None) -> Before | None:
     """Read the thread's latest checkpoint.
 
     `other_ids` are the ids of messages that other runs wrote; without them None is returned when they are needed, which
     is when the latest checkpoint is this run's own.
     """
     place: Any = {"configurable": {"thread_id": str(run.thread_id), "checkpoint_ns": ""}}
-    found = await saver.aget_tuple(place)
+    found = await saver.read_ahead(place)
     if found is None:
         return Before(resumed=False, known_ids=frozenset(), known_count=0)
     messages = state_messages(found.checkpoint["channel_values"])

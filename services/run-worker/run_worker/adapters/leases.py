@@ -12,7 +12,8 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from headrace_kit.postgres import Database
+from headrace_kit.errors import Unavailable
+from headrace_kit.postgres import AWAY_ERRORS, Database
 
 from run_worker.domain.encoding import json_text
 
@@ -134,8 +135,7 @@ class LeaseConnection:
     async def renew(self) -> bool:
         """Renew the lease; False when control has declared this executor dead.
 
-        Raises one of headrace_kit.postgres.AWAY_ERRORS, TimeoutError or asyncpg.PostgresError when it could not be
-        done; the next call connects anew.
+        Raises Unavailable when it could not be done; the next call connects anew.
         """
         try:
             if self._connection is None:
@@ -146,9 +146,11 @@ class LeaseConnection:
                     server_settings={"application_name": "headrace-lease", "timezone": "UTC", "jit": "off"},
                 )
             return await self._connection.fetchval(RENEW, self._executor_id, self._lease_seconds) is True
-        except BaseException:
+        except (*AWAY_ERRORS, asyncpg.PostgresError) as error:
             self.abort()
-            raise
+            raise Unavailable(
+                f"the lease was not renewed ({type(error).__name__})", reason="POSTGRES_UNAVAILABLE"
+            ) from error
 
     def abort(self) -> None:
         """Drop the connection without a word to the server."""

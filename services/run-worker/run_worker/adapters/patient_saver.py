@@ -27,9 +27,22 @@ class PatientSaver(PostgresSaver):
         """`patience()` says whether the run may go on waiting."""
         super().__init__(database, fence=fence)
         self._patience = patience
+        self._read_ahead: CheckpointTuple | None = None
+
+    async def read_ahead(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read the thread's latest checkpoint, and keep it for the graph's own first read of it.
+
+        Nobody else writes in between: the thread has one active run, and this saver is fenced to it.
+        """
+        self._read_ahead = await self.aget_tuple(config)
+        return self._read_ahead
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Read a checkpoint, as PostgresSaver does."""
+        ahead, self._read_ahead = self._read_ahead, None
+        place = config["configurable"]
+        if ahead is not None and not place.get("checkpoint_id") and not place.get("checkpoint_ns"):
+            return ahead
         return await self._patiently(lambda: super(PatientSaver, self).aget_tuple(config))
 
     async def _write(self, statement: str, *args: Any) -> None:

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-import asyncpg
 import structlog
 from headrace_contract.telemetry import SPAN_PUBLISH
 from headrace_kit.errors import ResourceExhausted, Unavailable
 
-from run_worker.adapters.ends import Ended, Ending, end_owned, read_ended
+from run_worker.adapters.ends import Ended, Ending, commit_end, read_ended
 from run_worker.adapters.leases import hand_back, watch
 from run_worker.adapters.stream import end_event
 from run_worker.loops.attempt import ExecutorParts, Owner
@@ -35,10 +34,6 @@ HAND_BACK_SECONDS: Final = 3.0
 log = structlog.get_logger("headrace.ending")
 
 
-class EndingFailed(Exception):
-    """PostgreSQL would not take this ending; the cause says why."""
-
-
 class Closer:
     """Ends or hands back one attempt."""
 
@@ -51,7 +46,7 @@ class Closer:
         """Commit the ending and tell it; None when another attempt owns the run or it was ended without us.
 
         If a cancel was committed meanwhile, the run ends as cancelled, with the same messages and usage.
-        Raises EndingFailed if PostgreSQL refuses the ending itself.
+        Raises EndRefused if PostgreSQL refuses the ending itself.
         """
         await self._parts.flusher.flushed(self._buffer, seconds=FLUSH_SECONDS)
         last_n = self._buffer.freeze()
@@ -61,7 +56,7 @@ class Closer:
         slot_freed(ended.dispatched_run_id is not None)
         with self._parts.tracer.start_as_current_span(SPAN_PUBLISH):
             end = None if ended.fenced else end_event(ended.state)
-            self._buffer.finish(ended.result, end, asyncio.get_running_loop().time())
+            self._buffer.finish(ended.result, end)
             if not await self._parts.flusher.flushed(self._buffer, seconds=FLUSH_SECONDS):
                 log.warning("end not published in time; Redis is slow or away")
         return ended
@@ -71,15 +66,14 @@ class Closer:
         who = self._owner
         while True:
             try:
-                async with self._parts.database.transaction() as connection:
-                    ended = await end_owned(
-                        connection,
-                        run_id=who.run_id,
-                        attempt=who.attempt,
-                        owner=who.owner,
-                        last_n=last_n,
-                        ending=ending,
-                    )
+                ended = await commit_end(
+                    self._parts.database,
+                    run_id=who.run_id,
+                    attempt=who.attempt,
+                    owner=who.owner,
+                    last_n=last_n,
+                    ending=ending,
+                )
                 if ended is not None:
                     return ended
                 # Lost, cancelled meanwhile, or our own commit that had no answer.
@@ -95,8 +89,6 @@ class Closer:
                 if not self._parts.lease.may_stream():
                     log.warning("end not committed: PostgreSQL is away and the lease is over", error=error.reason)
                     return None
-            except asyncpg.PostgresError as error:
-                raise EndingFailed(f"{type(error).__name__}: {error}") from error
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
             pause = min(RETRY_SECONDS[1], 2 * pause)
 

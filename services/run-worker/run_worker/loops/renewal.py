@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import asyncpg
 import structlog
-from headrace_kit.postgres import AWAY_ERRORS
+from headrace_kit.errors import Unavailable
 
 from run_worker.adapters.leases import LeaseConnection
 
@@ -128,9 +127,9 @@ class LeaseKeeper:
                 self._lease.renewed(sent_at)
             else:
                 self._lease.dead = True
-        except (*AWAY_ERRORS, TimeoutError, asyncpg.PostgresError) as error:
+        except Unavailable as error:
             self._lease.missed()
-            log.warning("lease not renewed", error=type(error).__name__)
+            log.warning("lease not renewed", error=error.message)
             return RETRY_SECONDS
         return figures.renew
 

@@ -10,7 +10,6 @@ what has a number is kept until Redis has it, or a snapshot takes its place.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,23 +17,19 @@ from typing import Any, Final
 
 from headrace_agent.sink import MessageSink
 from headrace_contract.projection import EventId, EventName
-from langchain_core.messages import AIMessage
 
-from run_worker.adapters.stream import Appended, Batch, Entry
-from run_worker.adapters.wire import to_transcript
+from run_worker.adapters.stream import Appended, Batch
 from run_worker.domain.encoding import json_bytes
 from run_worker.domain.limits import LeaseOver
 from run_worker.domain.picture import Picture, PictureMessage, cut_event
 from run_worker.domain.transcript import TranscriptMessage
+from run_worker.loops.run_sink import OpenSink, UnheardSink
+from run_worker.loops.sent_log import SentLog
 
 BUFFER_MAX_BYTES: Final = 4 * 1024 * 1024
 """Unsent events of one run: a few of the largest. Over it deltas are dropped, then all, and a snapshot follows."""
-RING_MAX_BYTES: Final = 2 * 1024 * 1024
-"""Sent events kept for a re-send, beside their age: a lost tail is seconds of text, not megabytes."""
 TTL_RENEW_SECONDS: Final = 60.0
 """How often the stream's TTL (2 h) is renewed while the run writes."""
-ENTRY_OVERHEAD_BYTES: Final = 48
-"""What an entry takes in Redis beside its data, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,66 +50,6 @@ class Health(Enum):
     CLEAN = "clean"
     DOUBT = "doubt"
     LOST = "lost"
-
-
-@dataclass(slots=True)
-class _Sent:
-    entry: Entry
-    at: float
-
-
-class _Sink:
-    """The open message of a model: each method is one append and a flag."""
-
-    __slots__ = ("_buffer", "_message", "_reasoning", "_text")
-
-    def __init__(self, buffer: RunBuffer, message: PictureMessage) -> None:
-        self._buffer = buffer
-        self._message = message
-        self._text = message.text.parts
-        self._reasoning = message.reasoning.parts
-
-    def text(self, delta: str) -> None:
-        self._text.append(delta)
-        self._buffer.touched(self._message, len(delta))
-
-    def reasoning(self, delta: str) -> None:
-        self._reasoning.append(delta)
-        self._buffer.touched(self._message, len(delta))
-
-    def tool_call(self, index: int, *, id: str | None, name: str | None, args: str) -> None:  # noqa: A002  # the protocol's
-        call = self._message.call(index)
-        if id:
-            call.id = id
-        if name:
-            call.name = name
-        if args:
-            call.args.parts.append(args)
-        self._buffer.touched(self._message, len(args) + 1)
-
-    def close(self, message: AIMessage) -> None:
-        self._buffer.close_message(to_transcript(message, self._message.message_id))
-
-
-class _Unheard:
-    """The sink of a message that this run's viewers did not ask for (of a subgraph): it only counts as activity."""
-
-    __slots__ = ("_buffer",)
-
-    def __init__(self, buffer: RunBuffer) -> None:
-        self._buffer = buffer
-
-    def text(self, delta: str) -> None:
-        self._buffer.activity += 1
-
-    def reasoning(self, delta: str) -> None:
-        self._buffer.activity += 1
-
-    def tool_call(self, index: int, *, id: str | None, name: str | None, args: str) -> None:  # noqa: A002  # the protocol's
-        self._buffer.activity += 1
-
-    def close(self, message: AIMessage) -> None:
-        self._buffer.activity += 1
 
 
 class RunBuffer:
@@ -153,10 +88,7 @@ class RunBuffer:
         self._merged = 0
         self._pending: list[tuple[str, bytes, bool]] = []
         self._pending_bytes = 0
-        self._ring: deque[_Sent] = deque()
-        self._ring_bytes = 0
-        self._n = 0
-        self._acked = 0
+        self._log = SentLog(limits.ring_seconds)
         self._frozen = False
         self._snapshot_due = False
         self._recreate = False
@@ -171,12 +103,12 @@ class RunBuffer:
         """Open a model's message (headrace_agent.sink)."""
         namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
         if "|" in namespace and not self._subgraphs:
-            return _Unheard(self)
+            return UnheardSink(self)
         kept = {k: metadata[k] for k in ("langgraph_node", "langgraph_checkpoint_ns") if k in metadata}
         message = self.picture.open(message_id, kept, top_level="|" not in namespace)
         if self._announced:
             message.announced = self._announced.pop(message_id, message.announced)
-        return _Sink(self, message)
+        return OpenSink(self, message)
 
     def may_call_model(self) -> None:
         """Raise LeaseOver when no call may be made any more (headrace_agent.sink)."""
@@ -274,53 +206,49 @@ class RunBuffer:
     def waiting(self) -> bool:
         """Say whether something is not in Redis yet."""
         due = self._snapshot_due and not self._frozen
-        return not self.closed and bool(self._pending or self._touched or due or self._acked < self._n)
+        return not self.closed and bool(self._pending or self._touched or due or self._log.underway)
 
     def take(self, now: float) -> Batch | None:
         """Seal what waits into a numbered batch; what was numbered and not acknowledged comes first, unchanged."""
         if self.closed or self.health is not Health.CLEAN:
             return None
-        unsent = [sent.entry for sent in self._ring if sent.entry.n > self._acked]
-        if not unsent:
+        if not self._log.underway:
             if not self._frozen:
                 self._seal_deltas()
-            self._number(now)
-            unsent = [sent.entry for sent in self._ring if sent.entry.n > self._acked]
-        if not unsent:
+            self._number()
+        if not self._log.underway:
             return None
-        renew = self._recreate or now - self._ttl_at >= TTL_RENEW_SECONDS or unsent[-1].event == EventName.END
+        entries = tuple(self._log.underway)
+        renew = self._recreate or now - self._ttl_at >= TTL_RENEW_SECONDS or entries[-1].event == EventName.END
         return Batch(
             run_id=self.run_id,
             attempt=self.attempt,
-            entries=unsent,
-            may_create=self._recreate or unsent[0].n == 1,
+            entries=entries,
+            may_create=self._recreate or entries[0].n == 1,
             renew_ttl=renew,
             trim_below=self._trim_below,
         )
 
-    def _number(self, now: float) -> None:
+    def _number(self) -> None:
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         if self._snapshot_due:
             pending = [item for item in pending if not item[2]]
         for event, data, _ in pending:
-            self._append(event, data, now)
+            self._append(event, data)
         full = (
             self._since_snapshot[0] >= self._limits.snapshot_every_bytes
             or self._since_snapshot[1] >= self._limits.snapshot_every_events
         )
         if not self._frozen and (self._snapshot_due or full):
             self._snapshot_due = False
-            self._append(EventName.SNAPSHOT, self.picture.snapshot(self._limits.event_max_bytes), now)
+            self._append(EventName.SNAPSHOT, self.picture.snapshot(self._limits.event_max_bytes))
             self._since_snapshot = [0, 0]
             if self._stream_bytes > self._limits.stream_max_bytes:
-                self._trim_below = self._n
+                self._trim_below = self._log.n
                 self._stream_bytes = 0
 
-    def _append(self, event: str, data: bytes, now: float) -> None:
-        self._n += 1
-        size = len(data) + ENTRY_OVERHEAD_BYTES
-        self._ring.append(_Sent(Entry(self._n, event, data), now))
-        self._ring_bytes += size
+    def _append(self, event: str, data: bytes) -> None:
+        size = self._log.append(event, data)
         self._stream_bytes += size
         self._since_snapshot[0] += size
         self._since_snapshot[1] += 1
@@ -328,7 +256,7 @@ class RunBuffer:
     def settle(self, batch: Batch, outcome: Appended, now: float) -> None:
         """Learn what became of the batch that `take` made."""
         if outcome is Appended.OK:
-            self._acked = max(self._acked, batch.entries[-1].n)
+            self._log.arrived(batch.entries[-1].n, now)
             self._recreate = False
             if batch.renew_ttl:
                 self._ttl_at = now
@@ -338,43 +266,31 @@ class RunBuffer:
             self.health = Health.LOST
         else:
             self.health = Health.DOUBT
-        while self._ring and self._ring[0].entry.n <= self._acked and self._expired(now):
-            self._ring_bytes -= len(self._ring.popleft().entry.data) + ENTRY_OVERHEAD_BYTES
 
-    def _expired(self, now: float) -> bool:
-        return self._ring[0].at < now - self._limits.ring_seconds or self._ring_bytes > RING_MAX_BYTES
-
-    def resync(self, last: EventId | None) -> bool:
+    def resync(self, last: EventId | None, now: float) -> bool:
         """Go on from the stream's last id; False when a newer attempt writes there: stop the run."""
         if last is None:
             # Nothing of ours ever arrived: the first entry may create; otherwise the stream was lost.
-            self.health = (
-                Health.CLEAN if self._acked == 0 and self._ring and self._ring[0].entry.n == 1 else Health.LOST
-            )
+            never = self._log.acked == 0 and bool(self._log.underway) and self._log.underway[0].n == 1
+            self.health = Health.CLEAN if never else Health.LOST
             return True
-        if (last.attempt, last.n) > (self.attempt, self._n):
+        if (last.attempt, last.n) > (self.attempt, self._log.n):
             return False
-        there = last.n if last.attempt == self.attempt else 0
-        self._acked = there
-        if self._n > there and (not self._ring or self._ring[0].entry.n > there + 1):
+        if not self._log.rewind(last.n if last.attempt == self.attempt else 0, now):
             # The ring does not reach back: viewers get a hole, then the snapshot that heals it.
-            self._drop_numbered()
+            self._log.give_up()
+            self._snapshot_due = True
         self.health = Health.CLEAN
         return True
 
     def recreate(self) -> None:
         """Begin a lost stream again with a snapshot; only after a lease check."""
-        self._drop_numbered()
+        self._log.give_up()
+        self._snapshot_due = True
         self._recreate = True
         self._stream_bytes = 0
         self._ttl_at = float("-inf")
         self.health = Health.CLEAN
-
-    def _drop_numbered(self) -> None:
-        self._ring.clear()
-        self._ring_bytes = 0
-        self._acked = self._n
-        self._snapshot_due = True
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -387,17 +303,17 @@ class RunBuffer:
         """Take no more events, drop what has no number, and return the last n: `result` and `end` follow it."""
         self._frozen = True
         self._pending, self._pending_bytes, self._touched, self._snapshot_due = [], 0, {}, False
-        return self._n
+        return self._log.n
 
-    def finish(self, result: bytes, end: bytes | None, now: float) -> None:
+    def finish(self, result: bytes, end: bytes | None) -> None:
         """Queue `result` and, without a fence, `end`, under the reserved ids."""
-        self._append(EventName.RESULT, result, now)
+        self._append(EventName.RESULT, result)
         if end is not None:
-            self._append(EventName.END, end, now)
+            self._append(EventName.END, end)
         self._wake(self, True)
 
     def close(self) -> None:
         """Forget everything: nothing more is told by this attempt."""
         self.closed = True
         self._pending, self._touched = [], {}
-        self._ring.clear()
+        self._log.give_up()

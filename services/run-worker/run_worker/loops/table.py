@@ -21,7 +21,7 @@ class RunTable:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._attempts: dict[UUID, Attempt] = {}
-        self._tasks: dict[UUID, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self.tokens = 0
@@ -55,18 +55,18 @@ class RunTable:
             self._attempts[run.run_id] = attempt
             self._empty.clear()
             task = asyncio.create_task(attempt.run(), name=f"run {run.run_id} attempt {run.attempt}")
-            self._tasks[run.run_id] = task
+            self._tasks.add(task)
             task.add_done_callback(lambda done, attempt=attempt: self._ended(attempt, done))  # type: ignore[misc]  # late binding on purpose
 
     def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
         run_id = attempt.run_row.run_id
         self.tokens += attempt.buffer.activity
+        self._tasks.discard(task)
         if self._attempts.get(run_id) is attempt:
             del self._attempts[run_id]
-            del self._tasks[run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("attempt raised", run_id=str(run_id), exc_info=error)
-        if not self._attempts:
+        if not self._tasks:
             self._empty.set()
 
     def stop_all(self, reason: Stop) -> None:
@@ -85,7 +85,7 @@ class RunTable:
 
     async def cancel_all(self) -> None:
         """Cancel what is left, and await it."""
-        tasks = list(self._tasks.values())
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
