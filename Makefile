@@ -28,8 +28,8 @@ down: $(READY) ## Stop exactly what `up` started
 status: $(READY) ## Show servers and services
 	@$(BIN)/headrace status
 
-logs: $(READY) ## Follow the logs (S=service for one)
-	@$(BIN)/headrace logs $(S)
+logs: $(READY) ## Show the logs, at a terminal follow them (S=service for one, N=lines)
+	@$(BIN)/headrace logs $(S) $(if $(N),--lines $(N))
 
 doctor: $(READY) ## Examine this machine and deployment
 	@$(BIN)/headrace doctor

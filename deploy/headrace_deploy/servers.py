@@ -13,8 +13,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import redis
@@ -59,6 +61,14 @@ def redis_process(folder: Path) -> psutil.Process | None:
     """Return the Redis server of `folder` if it runs."""
     pid = read_pid(folder / "redis.pid")
     return process_in(pid, folder / "data") if pid else None
+
+
+def redis_label(about: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return product, its version, and the version of Redis that it speaks as if it is another, from INFO server."""
+    redis_version = str(about.get("redis_version", ""))
+    if about.get("server_name") == "valkey":
+        return "Valkey", str(about.get("valkey_version", "")), redis_version
+    return "Redis", redis_version, ""
 
 
 def stop_postgres(folder: Path) -> bool:

@@ -85,6 +85,24 @@ def environment(
     spec: ServiceSpec, *, state: State, run_dir: Path, budget_path: Path, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of a service: settings for all, and of the secrets only its own."""
+    own = settings(spec, state=state, run_dir=run_dir, budget_path=budget_path, inherited=inherited)
+    own |= {f"HEADRACE_{role.upper()}_DSN": state.dsns[role] for role in spec.roles}
+    if spec.token:
+        own["HEADRACE_SERVICE_TOKEN"] = state.tokens[spec.name]
+    if spec.redis and state.redis is not None:
+        own["HEADRACE_REDIS_URL"] = state.redis.url
+    if spec.name == "api-gateway":
+        own |= {"HEADRACE_FIRST_KEY_SHA256": sha256_hex(state.api_key), "HEADRACE_FIRST_KEY_UID": state.uid}
+    return own
+
+
+def settings(
+    spec: ServiceSpec, *, state: State, run_dir: Path, budget_path: Path, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the part of a service's environment that holds no secret of the deployment.
+
+    The addresses in `state` must be chosen, servers and roles need not exist: a test load of graphs comes before them.
+    """
     own = {
         name: value
         for name, value in inherited.items()
@@ -107,15 +125,8 @@ def environment(
     }
     for name in ("run-worker", "event-relay", "sandbox-provisioner"):
         own[f"HEADRACE_{name.upper().replace('-', '_')}_ADDRESS"] = state.services[name].address
-    own |= {f"HEADRACE_{role.upper()}_DSN": state.dsns[role] for role in spec.roles}
-    if spec.token:
-        own["HEADRACE_SERVICE_TOKEN"] = state.tokens[spec.name]
-    if spec.redis and state.redis is not None:
-        own["HEADRACE_REDIS_URL"] = state.redis.url
-    if spec.name == "api-gateway":
-        own |= {"HEADRACE_FIRST_KEY_SHA256": sha256_hex(state.api_key), "HEADRACE_FIRST_KEY_UID": state.uid}
     if spec.name == "run-worker" and MODEL_SERVICE in state.services:
         own["HEADRACE_MODEL_BASE_URL"] = state.model_url
-        own.setdefault("HEADRACE_MODEL_API_KEY", "scripted")
-        own.setdefault("HEADRACE_MODEL_NAME", "scripted")
+        own["HEADRACE_MODEL_API_KEY"] = own.get("HEADRACE_MODEL_API_KEY") or "scripted"
+        own["HEADRACE_MODEL_NAME"] = own.get("HEADRACE_MODEL_NAME") or "scripted"
     return own

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import asyncpg
 import psutil
 
-from headrace_deploy import probes
+from headrace_deploy import chosen, first_key, probes
 from headrace_deploy.prepare import prepare
 from headrace_deploy.processes import end_process, is_alive, tail
 from headrace_deploy.servers import stop_postgres, stop_redis
@@ -49,30 +50,36 @@ class Stack:
         *,
         environ: Mapping[str, str] | None = None,
         durable: bool = True,
+        ready_seconds: float = READY_SECONDS,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Name a deployment; nothing is started.
 
         `environ` replaces the process's environment, `durable` False trades safety against a crash of the machine
-        for speed, `say` receives a line for each step.
+        for speed, `ready_seconds` bounds the wait for all services, `say` receives a line for each step.
         """
         self.run_dir = run_dir.absolute()
         self._environ = dict(os.environ if environ is None else environ)
         self._durable = durable
+        self._ready_seconds = ready_seconds
         self._say = say
         self._child: subprocess.Popen[bytes] | None = None
+        self.key_revoked = False
 
     def up(self) -> State:
         """Start what does not run yet and wait until all are ready. Blocking; must not run inside an event loop.
 
-        Raises StackError, ServersError or BudgetError; what was started is stopped again then.
+        `key_revoked` tells afterwards whether a deployment that ran already has a first key that opens nothing.
+        Raises SettingsError or StackError before anything is started, and StackError, ServersError, BudgetError,
+        MigrationError or GraphsError; what was started is stopped again then.
         """
+        chosen.check(self._environ)
+        self.key_revoked = False
         self._make_folders()
         with self._locked():
             state = load_state(self.run_dir) or State()
             if state.supervisor and state.supervisor.find():
-                self._say("already up")
-                return self._wait_ready(state)
+                return self._already_up(state)
             self._reap()
             self._end_leftovers(state)
             try:
@@ -90,11 +97,28 @@ class Stack:
         with self._locked():
             return self._stop()
 
+    def _already_up(self, state: State) -> State:
+        if others := chosen.changed(state, self._environ):
+            raise StackError(f"already up with other settings: {', '.join(others)}; run `make down` first")
+        self._say("already up")
+        state = self._wait_ready(state)
+        # Where the database does not tell, the gateway's readiness has told more than we could.
+        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError):
+            self.key_revoked = first_key.is_revoked(state)
+        if self.key_revoked:
+            self._say("the first API key was revoked; `make down && make up` makes a new one")
+        return state
+
     def _make_folders(self) -> None:
-        # Passable, not readable: PostgreSQL may have to run as `nobody` below it.
-        self.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-        for name in ("data", "logs", "redis"):
-            (self.run_dir / name).mkdir(mode=0o700, exist_ok=True)
+        try:
+            # Passable, not readable: PostgreSQL may have to run as `nobody` below it.
+            self.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+            for name in ("data", "logs", "redis"):
+                (self.run_dir / name).mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise StackError(
+                f"cannot make {self.run_dir} ({error.strerror}); set HEADRACE_RUN_DIR to a folder that you may write"
+            ) from None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -141,10 +165,10 @@ class Stack:
                     raise StackError(f"{name} does not start\n{self.log_tail(name)}")
             if self._child and self._child.poll() is not None:
                 raise StackError(f"the supervisor ended\n{self.log_tail('supervisor')}")
-            if time.monotonic() - began > READY_SECONDS:
+            if time.monotonic() - began > self._ready_seconds:
                 late = {name: answer for name, answer in answers.items() if answer != "ready"}
                 tails = "\n".join(f"--- {name} ({answer})\n{self.log_tail(name)}" for name, answer in late.items())
-                raise StackError(f"not ready after {READY_SECONDS:.0f} s: {', '.join(late)}\n{tails}")
+                raise StackError(f"not ready after {self._ready_seconds:.0f} s: {', '.join(late)}\n{tails}")
             time.sleep(0.1)
 
     def log_tail(self, name: str, lines: int = 20) -> str:

@@ -60,7 +60,16 @@ class ServerState(BaseModel):
     password: str = ""
     version: str = ""
     source: str = ""
+    product: str = ""
+    """PostgreSQL, Redis or Valkey."""
+    speaks: str = ""
+    """Version of Redis that a Valkey answers as."""
     process: ProcessRef | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is, for people: `Valkey 9.1.2, speaks Redis 7.2.4`."""
+        return f"{self.product} {self.version}{f', speaks Redis {self.speaks}' if self.speaks else ''}"
 
 
 class ServiceState(BaseModel):
@@ -88,8 +97,12 @@ class State(BaseModel):
     model_url: str = ""
     """Base URL of the model provider that runs use."""
     executors: int = 1
+    chosen: dict[str, str] | None = None
+    """The variables that it was started with, as `chosen.remember` gives them; None before the first start."""
     postgres: ServerState | None = None
     redis: ServerState | None = None
+    kept: dict[str, ServerState] = Field(default_factory=dict)
+    """Our own `postgres` and `redis` while the user's are used: their passwords open the data that is still there."""
     passwords: dict[str, str] = Field(default_factory=dict)
     """By PostgreSQL role of the budget, and the owner's (`migrate`)."""
     dsns: dict[str, str] = Field(default_factory=dict)

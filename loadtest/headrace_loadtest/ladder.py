@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,10 @@ RECOVERY_S = 30.0
 CALL_TIMEOUT_S = 30.0
 STATS_TIMEOUT_S = 5.0
 DELETES_AT_ONCE = 20
+USERS_MAX = 10_000
+"""More than one load generator drives."""
+TOKENS_MAX = 8000
+"""At the scenario's pace a run of that length takes 160 s."""
 
 
 class Deployment:
@@ -97,13 +102,18 @@ class Deployment:
 
 
 async def climb(
-    deployment: Deployment, sampler: Sampler, levels: list[int], scenario: Scenario, rounds: int, console: Console
+    deployment: Deployment,
+    sampler: Sampler,
+    levels: list[int],
+    scenarios: Sequence[Scenario],
+    rounds: int,
+    console: Console,
 ) -> list[report.Level]:
-    """Measure every level, the smallest load first as given."""
+    """Measure every level, the smallest load first as given, with each scenario."""
     measured = []
     async with sampler.during() as idle:
         await asyncio.sleep(IDLE_S)
-    for users in levels:
+    for users, scenario in itertools.product(levels, scenarios):
         level = await measure(deployment, sampler, idle, users, scenario, rounds, console)
         report.show(console, level)
         measured.append(level)
@@ -195,9 +205,18 @@ def write(levels: list[report.Level], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     moment = datetime.now(UTC)
     path = out / f"ladder-{moment:%Y%m%dT%H%M%SZ}.json"
-    document = {"made_at": moment.isoformat(), "levels": [report.as_json(level) for level in levels]}
+    figures = [report.as_json(level) for level in levels]
+    document = {"made_at": moment.isoformat(), "levels": figures, "marginals": report.marginals(levels)}
     path.write_text(json.dumps(document, indent=1))
     return path
+
+
+def _numbers(told: str, *, hint: str, at_most: int) -> list[int]:
+    """Return the whole numbers of an option; raises BadParameter for anything else."""
+    words = [word.strip() for word in told.split(",")]
+    if not all(word.isascii() and word.isdecimal() and 1 <= int(word) <= at_most for word in words):
+        raise typer.BadParameter(f"{told!r} is not whole numbers from 1 to {at_most}, as 1,20", param_hint=hint)
+    return [int(word) for word in words]
 
 
 def ladder(
@@ -205,8 +224,8 @@ def ladder(
     scenario: Annotated[str, typer.Option(help=f"One of {', '.join(SCENARIOS)}.")] = "text",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each user.")] = 1,
     tokens: Annotated[
-        int, typer.Option(min=1, max=8000, help="Tokens of a text run; more of them weigh a run's fixed cost less.")
-    ] = TEXT_TOKENS,
+        str, typer.Option(help="Tokens of a text run; two counts, as 200,1000, give the cost of one more token too.")
+    ] = str(TEXT_TOKENS),
     url: Annotated[str | None, typer.Option(help="Server; else HEADRACE_URL, else .run/state.json.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = OUT,
 ) -> None:
@@ -217,9 +236,8 @@ def ladder(
     Example: python -m headrace_loadtest.ladder --levels 1,20 --scenario text
     """
     console = Console(width=None if Console().is_terminal else 120)
-    wanted = [int(text) for text in levels.split(",") if text.strip().isdecimal() and int(text) > 0]
-    if len(wanted) != len(levels.split(",")):
-        raise typer.BadParameter("levels are whole numbers from 1, separated by commas, as 1,20", param_hint="--levels")
+    wanted = _numbers(levels, hint="--levels", at_most=USERS_MAX)
+    lengths = _numbers(tokens, hint="--tokens", at_most=TOKENS_MAX)
     if scenario not in SCENARIOS:
         raise typer.BadParameter(f"scenario is one of {', '.join(SCENARIOS)}", param_hint="--scenario")
     try:
@@ -231,7 +249,7 @@ def ladder(
     if state.get("base_url") != target.base_url:
         state = {}  # another machine's: nothing here can be sampled
 
-    chosen = text(tokens) if scenario == "text" else SCENARIOS[scenario]()
+    chosen = [text(length) for length in lengths] if scenario == "text" else [SCENARIOS[scenario]()]
 
     async def entry() -> list[report.Level]:
         deployment = Deployment(target.base_url, target.api_key, state.get("model_url"))
@@ -245,6 +263,7 @@ def ladder(
     except (Failure, aiohttp.ClientError, TimeoutError) as error:
         console.print(f"[red]error:[/red] {type(error).__name__}: {error}", markup=True)
         raise typer.Exit(1) from None
+    report.show_marginals(console, measured)
     console.print(f"\n[dim]{write(measured, out)}[/dim]")
     raise typer.Exit(0 if all(len(level.successes) == len(level.outcomes) for level in measured) else 1)
 

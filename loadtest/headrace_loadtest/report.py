@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -77,12 +78,51 @@ def executor_microseconds(level: Level) -> float | None:
     return None if cost is None else round(cost["net"] * 1000, 1)
 
 
+def marginal_microseconds(few: Level, many: Level) -> float | None:
+    """Return what one more token costs the executors: the slope between two levels of different length.
+
+    A run's fixed cost (claim, checkpoints, end), which is in `executor_microseconds`, falls out.
+    """
+    more = many.scenario.tokens - few.scenario.tokens
+    costs_per_run = []
+    for level in (few, many):
+        per_token = executor_microseconds(level)
+        if per_token is None or not more:
+            return None
+        costs_per_run.append(per_token * level.scenario.tokens)
+    return round((costs_per_run[1] - costs_per_run[0]) / more, 1)
+
+
+def marginals(levels: Sequence[Level]) -> list[dict[str, Any]]:
+    """Return the slope of each pair of neighbours in length that differ in nothing else."""
+    found = []
+    for users in dict.fromkeys(level.users for level in levels):
+        same = sorted((level for level in levels if level.users == users), key=lambda level: level.scenario.tokens)
+        for few, many in itertools.pairwise(same):
+            slope = marginal_microseconds(few, many)
+            if slope is not None:
+                tokens = [few.scenario.tokens, many.scenario.tokens]
+                found.append({"users": users, "tokens": tokens, "executor_us_per_token": slope})
+    return found
+
+
+def show_marginals(console: Console, levels: Sequence[Level]) -> None:
+    """Print the slopes."""
+    for slope in marginals(levels):
+        few, many = slope["tokens"]
+        console.print(
+            f"\nlevel {slope['users']}: executor {slope['executor_us_per_token']:.1f} µs for each further token"
+            f" (slope from {few} to {many} tokens)"
+        )
+
+
 def as_json(level: Level) -> dict[str, Any]:
     """Return a level as JSON values; no text of a model is in it."""
     good = level.successes
     return {
         "users": level.users,
         "scenario": level.scenario.name,
+        "tokens_per_run": level.scenario.tokens,
         "runs": len(level.outcomes),
         "successes": len(good),
         "failures": dict(Counter(outcome.failure for outcome in level.outcomes if outcome.failure)),
@@ -129,7 +169,10 @@ def show(console: Console, level: Level) -> None:
         f" {roles or 'not sampled'})   Redis clients {usage.redis_clients_peak} (Pub/Sub {usage.redis_pubsub_peak})"
     )
     if figures["executor_us_per_token"] is not None:
-        console.print(f"executor {figures['executor_us_per_token']:.1f} µs per token, idle cost taken off")
+        console.print(
+            f"executor {figures['executor_us_per_token']:.1f} µs per token (total / {level.scenario.tokens})"
+            ", idle cost taken off"
+        )
     told = {**level.recovery, **{f"not sampled: {name}": why for name, why in usage.missing.items()}}
     if level.model:
         told["latest token of the model"] = f"{level.model['late_ms_max']:.1f} ms behind its schedule"

@@ -79,7 +79,7 @@ def test_the_operators_limits_are_the_files(budget: Budget) -> None:
     """1. Read the limits that answer 429 in docs/operations.md.  2. They are the budget file's."""
     text = (ROOT / "docs/operations.md").read_text()
     limits = budget.limits
-    assert f"| active runs per user | {limits['active_runs_per_user']} |" in text
+    assert f"`active_runs_per_user` ({limits['active_runs_per_user']}) is not enforced yet" in text
     assert f"| pending runs per user, in all | {limits['pending_per_user']}, {limits['pending_total']:,} |" in text
     assert f"per gateway | {limits['streams_per_user']}, {limits['streams_per_replica']:,} |" in text
     assert f"| request body (answers 413) | {limits['body_bytes'] // 2**20} MiB |" in text

@@ -8,9 +8,9 @@ import orjson
 import pytest
 from headrace.relay.v1 import relay_service_pb2, relay_service_pb2_grpc
 from headrace.run.v1 import run_pb2, run_service_pb2, run_service_pb2_grpc
-
 from headrace_kit.auth import call_metadata
 from headrace_kit.grpc_client import open_channel
+
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.e2e
@@ -23,9 +23,10 @@ async def test_submit_follow_result_and_history(stack: Stack) -> None:
     3. Result and history hold the answer.
     """
     metadata = call_metadata(stack.service_token("cli"), uid="grpc-user")
-    async with open_channel(stack.address("run-worker")) as run_channel, open_channel(
-        stack.address("event-relay")
-    ) as relay_channel:
+    async with (
+        open_channel(stack.address("run-worker")) as run_channel,
+        open_channel(stack.address("event-relay")) as relay_channel,
+    ):
         runs = run_service_pb2_grpc.RunServiceStub(run_channel)
         relay = relay_service_pb2_grpc.RelayServiceStub(relay_channel)
         thread = await runs.CreateThread(

@@ -17,7 +17,18 @@ from headrace_deploy import probes
 from headrace_deploy import stack as deployment
 from headrace_deploy.state import State, require_state
 
-_OWN = ("HEADRACE_RUN_DIR", "HEADRACE_PORT", "HEADRACE_POSTGRES_URL", "HEADRACE_REDIS_URL", "HEADRACE_MODEL_BASE_URL")
+_OWN = (
+    "HEADRACE_LANGGRAPH_JSON",
+    "HEADRACE_MODEL_API_KEY",
+    "HEADRACE_MODEL_BASE_URL",
+    "HEADRACE_MODEL_NAME",
+    "HEADRACE_PORT",
+    "HEADRACE_POSTGRES_URL",
+    "HEADRACE_REDIS_URL",
+    "HEADRACE_RUN_DIR",
+)
+READY_SECONDS = 150.0
+"""Several times `make up`'s bound: other tests may have the machine's cores."""
 
 
 class Stack:
@@ -29,8 +40,16 @@ class Stack:
         # A developer's own settings must not decide what a test sees.
         inherited = {name: value for name, value in os.environ.items() if name not in _OWN}
         self._stack = deployment.Stack(
-            run_dir, environ=inherited | dict(extra_env or {}), durable=False, say=self.said.append
+            run_dir,
+            environ=inherited | dict(extra_env or {}),
+            durable=False,
+            ready_seconds=READY_SECONDS,
+            say=self.said.append,
         )
+
+    def configured(self, **environ: str) -> Stack:
+        """Return the same deployment as a user with other variables sees it."""
+        return Stack(self.run_dir, extra_env=environ)
 
     def up(self) -> State:
         return self._stack.up()

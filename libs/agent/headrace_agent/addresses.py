@@ -21,8 +21,15 @@ def checked(base_url: str, secret: str = "") -> str:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in DEFAULT_PORTS and bool(parts.hostname) and parts.port != 0
+        named = parts.username is not None
     except ValueError:  # a port that is no number, half a bracket
-        usable = False
+        usable = named = False
+    if usable and named and secret:
+        raise ModelRefused(
+            f"{SETTING} holds a user's name and there is an API key too; HTTP takes one of the two",
+            status=None,
+            reason=REASON,
+        )
     if usable and url.isprintable() and " " not in url:
         return url
     told = url.rpartition("@")[2]

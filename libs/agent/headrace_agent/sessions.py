@@ -19,6 +19,10 @@ CONNECT_SECONDS = 10.0
 """TCP and TLS to the provider; a host that is up answers in far less."""
 
 
+EXIT_SECONDS = 1.0
+"""For closing connections when the interpreter ends; they are idle and need no more than a TLS goodbye."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
     session: aiohttp.ClientSession
@@ -74,22 +78,23 @@ async def _keeper(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
 
 
 def _drop_all() -> None:
+    """Close what is left when the interpreter ends; nobody is there to be told of a failure."""
     while _sessions:
-        _drop(_sessions.popitem()[1])
+        loop, left = _sessions.popitem()
+        with contextlib.suppress(RuntimeError, TimeoutError, OSError):
+            if loop.is_closed():
+                _drop(left)
+            elif loop.is_running():  # in a thread that dies with the interpreter
+                asyncio.run_coroutine_threadsafe(left.session.close(), loop).result(EXIT_SECONDS)
+            else:
+                loop.run_until_complete(asyncio.wait_for(left.session.close(), EXIT_SECONDS))
 
 
 def _drop(left: _Open) -> None:
-    """Close a session whose loop will not run again; nobody is left to be told of a failure."""
+    """Close the session of a closed loop, which takes its sockets with it: there is nothing to wait for."""
     if left.session.closed:
         return
     left.session.detach()
-    # The generator is not finalised by a loop that is gone, only forgotten; a loop that still runs in a thread of its
-    # own dies with the interpreter.
-    with contextlib.suppress(RuntimeError):
-        _close_now(left.connector)
-
-
-def _close_now(connector: aiohttp.TCPConnector) -> None:
-    closing = connector.close().__await__()
+    closing = left.connector.close().__await__()
     with contextlib.suppress(StopIteration):
         next(closing)

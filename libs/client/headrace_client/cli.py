@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -23,17 +24,28 @@ def build() -> typer.Typer:
 
     @app.callback()
     def options(
-        ctx: typer.Context, url: Annotated[str | None, typer.Option(help="Address of the server.")] = None
+        ctx: typer.Context,
+        url: Annotated[str | None, typer.Option(help="Address of the server, as http://localhost:8000.")] = None,
+        *,
+        show_version: Annotated[
+            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        ] = False,
     ) -> None:
         ctx.obj = Session(base_url=url)
 
-    for command in (runs.run, runs.follow, runs.cancel, runs.ps, runs.result, threads.threads, threads.messages):
+    for command in (runs.run, runs.follow, runs.cancel, runs.ps, runs.result, threads.messages, threads.agents):
         app.command()(command)
-    app.command()(threads.agents)
+    app.add_typer(threads.app, name="threads")
     app.add_typer(keys.app, name="keys")
     app.command()(demo)
     deployment.mount(app)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {version('headrace-client')}")
+        raise typer.Exit
 
 
 def main() -> None:

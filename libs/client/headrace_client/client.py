@@ -44,7 +44,7 @@ class Client:
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         """Connect to `base_url` with `api_key`; what is not given comes from the environment or `.run/state.json`.
 
-        Raises NotConfigured when there is no address or no key.
+        Raises NotConfigured when there is no address or no key, BadRequest when one of them cannot be any.
         """
         target = find_target(base_url, api_key)
         self.base_url = target.base_url
@@ -180,7 +180,7 @@ class Client:
         """Yield a run's events after id `after`, from the first by default, to its `end`.
 
         Broken connections are resumed exactly: every event comes once and in order. Raises StreamLost when one outage
-        lasts longer than `outage_seconds`.
+        lasts longer than `outage_seconds`, BadRequest when `after` is no event's id.
         """
         call = calls.events(run_id, modes)
         following = Following(after=after, outage_seconds=outage_seconds)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from headrace_client.errors import NotConfigured
+from headrace_client.errors import BadRequest, NotConfigured
 
 STATE_FILE = Path(".run") / "state.json"
 
@@ -34,7 +35,7 @@ def find_target(
 ) -> Target:
     """Return the server to talk to.
 
-    Raises NotConfigured with the next step when the address or its key is not to be found.
+    Raises NotConfigured with the next step when the address or its key is not to be found, BadRequest when it is none.
     """
     url = base_url or environ.get("HEADRACE_URL")
     key = api_key or environ.get("HEADRACE_API_KEY")
@@ -45,11 +46,27 @@ def find_target(
         raise NotConfigured(
             "no server: start one here with `headrace up`, or set HEADRACE_URL and HEADRACE_API_KEY", reason="NO_SERVER"
         )
+    _check_url(url)
     if not key and url == local:
         key = state.get("api_key")
+    key = str(key or "").strip()
     if not key:
         raise NotConfigured(f"no API key for {url}: set HEADRACE_API_KEY", reason="NO_API_KEY")
-    return Target(url, str(key))
+    if not (key.isascii() and key.isprintable()):
+        raise BadRequest("the API key holds characters that no key has; copy it again", reason="KEY_MALFORMED")
+    return Target(url, key)
+
+
+def _check_url(url: str) -> None:
+    """Raise BadRequest for an address that HTTP cannot go to."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half a bracket
+        usable = False
+    if not usable or not url.isprintable() or " " in url:
+        step = "it begins with http:// or https://" if "://" in url else f"write http://{url}"
+        raise BadRequest(f"{url!r} is not the address of a server: {step}", reason="URL_INVALID")
 
 
 def load_state(*, environ: Mapping[str, str] = os.environ, start: Path | None = None) -> dict[str, Any]:

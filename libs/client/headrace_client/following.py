@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace_client.calls import delay
-from headrace_client.errors import HeadraceError, RateLimited, ServerError, StreamCorrupt, StreamLost
+from headrace_client.errors import BadRequest, HeadraceError, RateLimited, ServerError, StreamCorrupt, StreamLost
 from headrace_client.sse import Frame
 
 OUTAGE_SECONDS = 60.0
@@ -23,7 +23,7 @@ SILENCE_SECONDS = 15.0
 """Three of the server's heartbeats (5 s each); then the connection counts as dead."""
 HEALTHY_SECONDS = 5.0
 """A connection that lived this long has ended the outage, even if the run had nothing to tell."""
-_EVENT_ID = re.compile(r"([0-9]+)-([0-9]+)")
+_EVENT_ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Following:
         self.ended = False
         self._outage_seconds = outage_seconds
         self._clock = clock
-        self._order: tuple[int, int] | None = _parsed(after) if after else None
+        self._order: tuple[int, int] | None = None if after is None else cursor(after)
         self._away_since: float | None = clock()
         self._opened_at: float | None = None
         self._failures = 0
@@ -110,8 +110,29 @@ class Following:
         return wait
 
 
+def cursor(after: str) -> tuple[int, int]:
+    """Return the place that a caller's cursor names.
+
+    Raises BadRequest for what is no event's id: the caller's mistake, where the same from a server is StreamCorrupt.
+    """
+    place = _place(after)
+    if place is None:
+        raise BadRequest(
+            f"{after[:64]!r} is not the id of an event, <attempt>-<n> with both from 1, as 1-17",
+            reason="CURSOR_MALFORMED",
+            field="after",
+        )
+    return place
+
+
 def _parsed(event_id: str) -> tuple[int, int]:
-    match = _EVENT_ID.fullmatch(event_id)
-    if match is None:
+    place = _place(event_id)
+    if place is None:
         raise StreamCorrupt(f"event id {event_id[:64]!r} is not <attempt>-<n>", reason="BAD_EVENT_ID")
-    return int(match[1]), int(match[2])
+    return place
+
+
+def _place(event_id: str) -> tuple[int, int] | None:
+    match = _EVENT_ID.fullmatch(event_id)
+    place = (int(match[1]), int(match[2])) if match else (0, 0)
+    return place if min(place) > 0 else None

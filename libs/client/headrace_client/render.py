@@ -7,8 +7,10 @@ only when an attempt is given up in mid-answer does the text begin again, on a l
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
@@ -17,16 +19,31 @@ from rich.text import Text
 from headrace_client.following import Event
 from headrace_client.types import LATENCIES, TIMES, Timing
 
+PATIENCE_SECONDS = 1.0
+"""A wait is told once it lasts so long: every run waits for a few milliseconds."""
 TOOL_TEXT_MAX = 200
 """Characters of a tool's input or output on one line; the whole is in `headrace messages`."""
 
 
-class LiveRun:
-    """Prints a run as its events come."""
+WAITS = {
+    "no_slot": "waits for a free slot",
+    "back_off": "waits before the next attempt, after a fault",
+    "behind_run": "waits for the run before it",
+}
+"""Wait reasons in words; others are told as they are."""
 
-    def __init__(self, out: Console, about: Console) -> None:
+
+class LiveRun:
+    """Prints a run as its events come; closed, it prints nothing more on its own."""
+
+    def __init__(self, out: Console, about: Console, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._out = out
         self._about = about
+        self._patience_seconds = patience_seconds
+        self._lock = threading.RLock()  # the timer of a wait prints from a thread of its own
+        self._waiting: threading.Timer | None = None
+        self._wait_told = ""
+        self._asked: set[str] = set()
         self._shown: dict[str, str] = {}
         self._reasoned: dict[str, str] = {}
         self._open: Console | None = None
@@ -39,17 +56,45 @@ class LiveRun:
             "queue": self._queue,
             "messages": self._messages,
             "tool": self._tool,
+            "interrupt": self._interrupt,
             "snapshot": self._snapshot,
             "result": self._result,
             "end": self._end,
             "reset": self._reset,
         }
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """End an open line, and the wait for a wait."""
+        with self._lock:
+            self._stop_waiting()
+            self.break_line()
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Ids of the questions that were printed."""
+        return frozenset(self._asked)
+
     def show(self, event: Event) -> None:
         """Print what an event tells; events that a terminal has no use for are passed over."""
         handler = self._handlers.get(event.event)
-        if handler is not None:
-            handler(event.data)
+        with self._lock:
+            self._stop_waiting()
+            if handler is not None:
+                handler(event.data)
+
+    def show_output(self, message_id: str, text: str) -> None:
+        """Print the run's output message unless its text was shown, under its id or another."""
+        with self._lock:
+            if message_id in self._shown:
+                text = self._missing(message_id, text)
+            elif text in self._shown.values():
+                return
+            if text:
+                self._say(message_id, text)
+                self.break_line()
 
     def break_line(self) -> None:
         """End the line that the answer or the reasoning left open."""
@@ -66,12 +111,40 @@ class LiveRun:
     def _metadata(self, data: Mapping[str, Any]) -> None:
         attempt = int(data.get("attempt") or 0)
         if attempt > 1 and attempt != self._attempt:
-            self.note(f"attempt {attempt}: goes on from the last checkpoint", "yellow")
+            self.note(
+                f"attempt {attempt}: the one before ended without a result; goes on from the checkpoint", "yellow"
+            )
         self._attempt = attempt
+        self._wait_told = ""
 
     def _queue(self, data: Mapping[str, Any]) -> None:
+        reason = str(data.get("wait_reason"))
         behind = f" {data['run_id']}" if data.get("run_id") else ""
-        self.note(f"waits: {data.get('wait_reason')}{behind}, position {data.get('position')}")
+        position = f", position {data['position']}" if data.get("position") else ""
+        told = f"{WAITS.get(reason, f'waits: {reason}')}{behind}{position}"
+        if self._wait_told:  # it is known already that this is a long one
+            self._tell_wait(told)
+            return
+        timer = threading.Timer(self._patience_seconds, lambda: self._wait_is_long(timer, told))
+        timer.daemon = True
+        self._waiting = timer
+        timer.start()
+
+    def _wait_is_long(self, timer: threading.Timer, told: str) -> None:
+        with self._lock:
+            if self._waiting is timer:
+                self._waiting = None
+                self._tell_wait(told)
+
+    def _tell_wait(self, told: str) -> None:
+        if told != self._wait_told:
+            self._wait_told = told
+            self.note(told)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
     def _reset(self, data: Mapping[str, Any]) -> None:
         self.note(f"the stream begins anew ({data.get('reason')})", "yellow")
@@ -109,6 +182,12 @@ class LiveRun:
             text = self._missing(message_id, text_of(message.get("content")))
             if text:
                 self._say(message_id, text)
+
+    def _interrupt(self, data: Mapping[str, Any]) -> None:
+        for question in data.get("questions") or ():
+            if question.get("id") not in self._asked:
+                self._asked.add(str(question.get("id")))
+                self.note(question_text(question.get("value")), "yellow")
 
     def _missing(self, message_id: str, whole: str) -> str:
         shown = self._shown.get(message_id, "")
@@ -149,6 +228,11 @@ def text_of(content: Any) -> str:
         return content
     blocks = content if isinstance(content, list) else []
     return "".join(block.get("text") or "" for block in blocks if isinstance(block, dict))
+
+
+def question_text(value: Any) -> str:
+    """Return an interrupt's question on lines of its own."""
+    return f"? {printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
 
 
 def printable(text: str) -> str:

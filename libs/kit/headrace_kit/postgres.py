@@ -22,12 +22,15 @@ ACQUIRE_SECONDS = 5.0
 AWAY_ERRORS = (
     OSError,
     asyncpg.InterfaceError,
+    # A statement on a connection whose cut has been read and not yet been dealt with.
+    asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
 )
-"""What asyncpg and the network raise when the server is away; the same call may succeed later."""
+"""What asyncpg and the network raise when the server is away; the same call may succeed later. InterfaceError is also
+what it raises for mistakes of the caller: see `_is_mistake`."""
 
 BUSY_ERRORS = (
     asyncpg.QueryCanceledError,
@@ -130,6 +133,8 @@ class Database:
                 f"PostgreSQL is too busy ({type(error).__name__})", reason="POSTGRES_BUSY", retry_after_seconds=1.0
             ) from error
         except AWAY_ERRORS as error:
+            if _is_mistake(error):
+                raise
             raise Unavailable(
                 f"PostgreSQL is away ({type(error).__name__})", reason="POSTGRES_UNAVAILABLE", retry_after_seconds=1.0
             ) from error
@@ -174,6 +179,14 @@ class Database:
                 reason="SCHEMA_VERSION",
                 metadata={"code": str(code_version), "database": str(found)},
             )
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Say whether asyncpg refuses the call itself: a wrong DSN, or another number of parameters than the statement has.
+
+    A parameter that cannot be encoded is a DataError, which is no InterfaceError.
+    """
+    return isinstance(error, ValueError) or str(error).startswith("the server expects")
 
 
 async def _keep_session(_connection: Any) -> None:

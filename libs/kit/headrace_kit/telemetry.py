@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from base64 import b64decode
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
+from headrace_kit.ids import new_id
+
 ROTATE_BYTES = 64 * 1024 * 1024
-"""A trace file is renamed to `.1` at this size: at most two of them per process kind."""
+"""A trace file is renamed to `.1` at this size: at most two of them per process."""
+LEFT_FILES_MAX = 20
+"""Files of processes that are gone, kept per service: enough to look back over some restarts."""
 
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 
@@ -61,20 +67,46 @@ def _hex_ids(item: dict[str, Any]) -> None:
             item[field] = b64decode(item[field]).hex()
 
 
+def drop_old_files(folder: Path, *, service: str) -> None:
+    """Delete the oldest files of the service's processes that are gone, all but LEFT_FILES_MAX."""
+    name = re.compile(rf"{re.escape(service)}-(\d+)\.jsonl(?:\.1)?")
+    left = []
+    for path in folder.iterdir():
+        found = name.fullmatch(path.name)
+        if found is not None and not _lives(int(found[1])):
+            # Another process of the service may be deleting the same files.
+            with suppress(FileNotFoundError):
+                left.append((path.stat().st_mtime, path))
+    for _, path in sorted(left)[: max(0, len(left) - LEFT_FILES_MAX)]:
+        path.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def setup(*, service: str, data_dir: Path, version: str = "0.1.0") -> TracerProvider:
     """Install the process's tracer provider; call its `shutdown()` last.
 
     The standard OTEL_* variables choose endpoint, sampler and queue sizes; without an endpoint the spans of the process
-    go to `<data_dir>/traces/<service>.jsonl`.
+    go to `<data_dir>/traces/<service>-<pid>.jsonl`: a service may be several processes, and each rotates its own file.
     """
-    provider = TracerProvider(resource=Resource.create({"service.name": service, "service.version": version}))
+    facts = {"service.name": service, "service.version": version, "service.instance.id": str(new_id())}
+    provider = TracerProvider(resource=Resource.create(facts))
     exporter: SpanExporter
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         exporter = OTLPSpanExporter()
     else:
         folder = data_dir / "traces"
         folder.mkdir(parents=True, exist_ok=True)
-        exporter = JsonLinesExporter(folder / f"{service}.jsonl")
+        drop_old_files(folder, service=service)
+        exporter = JsonLinesExporter(folder / f"{service}-{os.getpid()}.jsonl")
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
     trace.set_tracer_provider(provider)
     return provider

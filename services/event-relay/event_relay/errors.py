@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace_contract.projection import EventName
 from headrace_kit.errors import InvalidArgument, NotFound, OutOfRange, ResourceExhausted, Unavailable
 
 
@@ -26,10 +27,11 @@ def cursor_malformed(after: str) -> InvalidArgument:
 
 def mode_unknown(mode: str) -> InvalidArgument:
     """Return the answer to a mode that is no event's name: it would filter everything away in silence."""
+    known = ", ".join(EventName)
     return InvalidArgument(
-        f"modes holds {mode[:64]!r}, which is not the name of an event",
+        f"modes holds {mode[:64]!r}, which is not the name of an event; the names are {known}",
         reason="MODE_UNKNOWN",
-        metadata={"mode": mode[:64]},
+        metadata={"mode": mode[:64], "known": known},
         field="modes",
     )
 

@@ -261,7 +261,8 @@ CREATE VIEW run_outcome AS
              'created_at', NULL, 'started_at', NULL, 'prepared_at', NULL, 'first_output_at', NULL, 'finished_at', NULL,
              'dispatch_latency_ms', NULL, 'preparation_latency_ms', NULL, 'model_first_output_latency_ms', NULL,
              'first_output_latency_ms', NULL, 'total_latency_ms', NULL)) END AS result,
-    -- Waiting: a queued request has a position in its thread; a pending run waits for a slot, a fence or a back-off.
+    -- Waiting: a queued request has a position in its thread; a pending run waits for a fence, a back-off or a slot.
+    -- One that is merely on its way to its claim (its first second; executors poll each second) waits for nothing.
     CASE WHEN r.run_id IS NULL AND q.state = 'queued' THEN
       (SELECT count(*) FROM requests o WHERE o.thread_id = q.thread_id AND o.state = 'queued'
         AND (o.created_at, o.seq) <= (q.created_at, q.seq)) ELSE 0 END AS position,
@@ -269,10 +270,16 @@ CREATE VIEW run_outcome AS
            CASE t.state WHEN 'paused' THEN 'paused' WHEN 'interrupted' THEN 'interrupted' ELSE 'behind_run' END
          WHEN r.state = 'pending' THEN
            CASE WHEN EXISTS (SELECT FROM runs f WHERE f.thread_id = r.thread_id AND f.runtime_cleanup_pending) THEN 'fence'
-                WHEN r.not_before > now() THEN 'back_off' ELSE 'no_slot' END
+                WHEN r.not_before > now() THEN 'back_off'
+                WHEN greatest(r.created_at, r.not_before) <= now() - interval '1 second' THEN 'no_slot' END
     END AS wait_reason,
     CASE WHEN r.run_id IS NULL AND q.state = 'queued' THEN q.created_at
-         WHEN r.state = 'pending' THEN r.created_at END AS wait_since,
+         WHEN r.state <> 'pending' THEN NULL
+         WHEN EXISTS (SELECT FROM runs f WHERE f.thread_id = r.thread_id AND f.runtime_cleanup_pending) THEN r.created_at
+         WHEN r.not_before > now() THEN coalesce(
+           (SELECT max(a.finished_at) FROM attempts a WHERE a.run_id = r.run_id), r.created_at)
+         WHEN greatest(r.created_at, r.not_before) <= now() - interval '1 second'
+           THEN greatest(r.created_at, r.not_before) END AS wait_since,
     CASE WHEN r.run_id IS NULL AND q.state = 'queued' THEN t.active_run_id END AS wait_run_id
   FROM requests q JOIN threads t USING (thread_id) LEFT JOIN runs r ON r.run_id = q.run_id;
 

@@ -16,6 +16,7 @@ CREATE TABLE checkpoints (
   PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id)
 );
 CREATE INDEX checkpoints_latest ON checkpoints (thread_id, checkpoint_ns, seq DESC);
+CREATE INDEX checkpoints_by_run ON checkpoints (run_id);
 
 CREATE TABLE checkpoint_blobs (
   thread_id text NOT NULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from headrace_kit.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -32,20 +33,34 @@ def thread_exists(thread_id: UUID) -> AlreadyExists:
     )
 
 
-def agent_unknown(agent: str) -> InvalidArgument:
-    """No executor has published an agent of that name."""
+def agent_unknown(agent: str, known: Sequence[str]) -> InvalidArgument:
+    """No live executor has loaded an agent of that name; `known` are those that are loaded."""
     return InvalidArgument(
-        f"agent {agent[:64]!r} is not known",
+        f"agent {agent[:64]!r} is not known; known are: {_names(known)}",
         reason="AGENT_NOT_FOUND",
         field="agent",
-        metadata={"agent": agent[:64]},
+        metadata={"agent": agent[:64], "known": _names(known)},
     )
+
+
+def agent_not_loaded(agent: str, known: Sequence[str]) -> FailedPrecondition:
+    """The thread's agent was there when the thread was made, and no live executor has it now."""
+    return FailedPrecondition(
+        f"the thread's agent {agent!r} is not loaded any more; loaded are: {_names(known)}",
+        reason="AGENT_NOT_LOADED",
+        metadata={"agent": agent, "known": _names(known)},
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def thread_interrupted(thread_id: UUID) -> FailedPrecondition:
     """The thread waits for an answer to its questions."""
     return FailedPrecondition(
-        "the thread waits for an answer to its interrupt; answer it before you send a new message",
+        "the thread waits for an answer to its interrupt, and answering comes with a later release: until then it takes"
+        " no message; delete the thread, or go on in a new one",
         reason="THREAD_INTERRUPTED",
         metadata={"thread_id": str(thread_id)},
     )
@@ -84,12 +99,12 @@ def request_dispatched(request_id: UUID, run_id: UUID) -> FailedPrecondition:
 
 
 def strategy_unsupported(strategy: str) -> InvalidArgument:
-    """The strategy is in the contract and not built yet."""
+    """The strategy is not in the contract, or in it and not built yet."""
     return InvalidArgument(
-        f"multitask_strategy {strategy} is not yet supported; use enqueue or reject",
+        f"multitask_strategy {strategy} is not supported; use enqueue or reject",
         reason="STRATEGY_UNSUPPORTED",
         field="multitask_strategy",
-        metadata={"multitask_strategy": strategy},
+        metadata={"multitask_strategy": strategy, "known": "enqueue, reject"},
     )
 
 

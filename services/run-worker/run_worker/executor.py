@@ -21,6 +21,7 @@ from uuid import UUID
 
 import structlog
 from headrace.executor.v1 import executor_service_pb2_grpc
+from headrace_agent import close_session
 from headrace_kit import budget as budgets
 from headrace_kit import lifecycle, logs, telemetry
 from headrace_kit.auth import TokenBook
@@ -34,6 +35,7 @@ from opentelemetry import trace
 
 from run_worker.adapters import leases
 from run_worker.adapters.graphs import Agent, builtin_file, load_graphs
+from run_worker.adapters.node_threads import NodeThreads
 from run_worker.adapters.published_agents import publish_agents
 from run_worker.adapters.stream import ProjectionWriter
 from run_worker.domain.limits import TimeLimits
@@ -140,10 +142,17 @@ def main() -> None:
     logs.setup(service="run-worker", log_format=settings.log_format, log_level=settings.log_level)
     structlog.contextvars.bind_contextvars(executor_id=str(settings.executor_id))
     provider = telemetry.setup(service="run-worker", data_dir=settings.data_dir, version=revision())
+    threads = NodeThreads(settings.slots)
+    failed = True
     try:
-        lifecycle.run(lambda stop: serve(settings, stop))
+        lifecycle.run(lambda stop: serve(settings, stop, threads))
+        failed = False
     finally:
         provider.shutdown()
+        if threads.stuck():
+            # The interpreter would wait for it, and with it control's lock, which this process holds open.
+            log.warning("a synchronous node does not return; it ends with the process", exc_info=failed)
+            os._exit(int(failed))
 
 
 def revision() -> str:
@@ -154,10 +163,13 @@ def revision() -> str:
         return "unknown"
 
 
-async def serve(settings: ExecutorSettings, stop: asyncio.Event) -> None:
-    """Start, work until `stop`, and end in order."""
+async def serve(settings: ExecutorSettings, stop: asyncio.Event, threads: NodeThreads) -> None:
+    """Start, work until `stop`, and end in order. Synchronous nodes run in `threads`."""
     ends = Ends(stop)
+    asyncio.get_running_loop().set_default_executor(threads)
     async with AsyncExitStack() as stack:
+        # Ends last: until runs have ended they may call models.
+        stack.push_async_callback(close_session)
         stack.enter_context(_control_pipe(settings.control_fd, ends.control_gone))
         await _work(await _start(settings, ends, stack), ends)
 
@@ -219,18 +231,19 @@ async def _start(settings: ExecutorSettings, ends: Ends, stack: AsyncExitStack) 
     stack.push_async_callback(server.stop, grace_seconds=GRPC_GRACE_SECONDS)
 
     lease.renewed(time.monotonic())
-    await leases.register(
-        database,
-        executor_id=settings.executor_id,
-        control_id=settings.control_id,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        address=server.address,
-        version=revision(),
-        slots=settings.slots,
-        lease_seconds=figures.lease,
-    )
-    await publish_agents(database, agents.values())
+    async with database.transaction() as connection:
+        await leases.register(
+            connection,
+            executor_id=settings.executor_id,
+            control_id=settings.control_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            address=server.address,
+            version=revision(),
+            slots=settings.slots,
+            lease_seconds=figures.lease,
+        )
+        await publish_agents(connection, agents.values())
     connection = leases.LeaseConnection(
         dsn=settings.executor_dsn.get_secret_value(), executor_id=settings.executor_id, lease_seconds=figures.lease
     )

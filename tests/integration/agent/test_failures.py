@@ -8,6 +8,7 @@ import socket
 import pytest
 from aiohttp import web
 from headrace_agent import ChatModel, ModelRefused, ModelTimeout, ModelUnavailable
+from pydantic import SecretStr
 
 from .conftest import DONE, KEY, ScriptedProvider, begin, delta, event, finish, status, stream
 
@@ -188,3 +189,36 @@ async def test_a_model_that_is_not_configured_says_what_is_missing() -> None:
         await ChatModel(model="", base_url="").ainvoke("hi")
 
     assert caught.value.reason == "model_not_configured"
+
+
+async def test_an_unreachable_provider_is_named_with_the_setting() -> None:
+    """1. Nothing listens at the configured address. 2. The error says host, port and the setting, and not the key."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        port = taken.getsockname()[1]
+        model = ChatModel(model="m", base_url=f"http://127.0.0.1:{port}/v1", api_key=SecretStr(KEY), max_retries=0)
+        with pytest.raises(ModelUnavailable, match=rf"127\.0\.0\.1:{port} .*HEADRACE_MODEL_BASE_URL") as caught:
+            await model.ainvoke("hi")
+    assert KEY not in str(caught.value)
+
+
+async def test_an_address_without_scheme_is_refused_at_once() -> None:
+    """1. The address lacks http://. 2. The refusal says what to write; nothing is tried again."""
+    model = ChatModel(model="m", base_url="localhost:8000/v1", api_key=SecretStr(KEY), max_retries=1000)
+    with pytest.raises(ModelRefused, match="write http://localhost:8000/v1"):
+        await model.ainvoke("hi")
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"base_url": "http://host/v1", "model": ""}, ["HEADRACE_MODEL_NAME"]),
+        ({"base_url": "", "model": "m"}, ["HEADRACE_MODEL_BASE_URL"]),
+        ({"base_url": "", "model": " "}, ["HEADRACE_MODEL_BASE_URL", "HEADRACE_MODEL_NAME"]),
+    ],
+)
+async def test_what_is_not_configured_is_named_alone(fields: dict[str, str], names: list[str]) -> None:
+    """1. The name of the model, its address, or both are missing. 2. The refusal names these settings and no others."""
+    with pytest.raises(ModelRefused) as caught:
+        await ChatModel(**fields).ainvoke("hi")
+    assert [name for name in ("HEADRACE_MODEL_BASE_URL", "HEADRACE_MODEL_NAME") if name in str(caught.value)] == names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -153,6 +154,36 @@ async def test_keys_in_pages(client: httpx.AsyncClient) -> None:
     assert paged == whole
     assert [key["label"] for key in whole[:3]] == ["page 2", "page 1", "page 0"]
     assert (await client.get("/v1/keys?page_token=abc")).json()["field"] == "page_token"
+
+
+_TOKENS: list[object] = [
+    ["2026-01-01T00:00:00+00:00", "a\x00"],
+    ["0001-01-01T00:00:00+14:00", "a"],
+    ["9999-12-31T23:59:59-14:00", "a"],
+    ["2026-01-01T00:00:00+00:00", 1],
+    [["2026"], "a"],
+    {"a": 1, "b": 2},
+    7,
+]
+
+
+@pytest.mark.parametrize("told", [*_TOKENS, b"zz"], ids=str)
+async def test_a_made_up_page_token(client: httpx.AsyncClient, told: object) -> None:
+    """
+    1. A token looks like one of ours and holds what PostgreSQL or the calendar refuses, or is none at all.
+    2. It is 400 with PAGE_TOKEN_INVALID, never a defect.
+    """
+    token = told.decode() if isinstance(told, bytes) else json.dumps(told).encode().hex()
+    body = (await client.get("/v1/keys", params={"page_token": token})).json()
+    assert (body["status"], body["reason"], body["field"]) == (400, "PAGE_TOKEN_INVALID", "page_token")
+
+
+async def test_a_key_id_that_no_key_can_have(client: httpx.AsyncClient) -> None:
+    """
+    1. A key is revoked by an id with a NUL, which PostgreSQL does not take.
+    2. It is not found, like any other unknown one.
+    """
+    assert (await client.delete("/v1/keys/a%00b")).json()["reason"] == "KEY_NOT_FOUND"
 
 
 async def test_the_first_key_stays_revoked(house: House) -> None:

@@ -131,9 +131,11 @@ _BAD_BODIES: list[tuple[bytes, str, str | None]] = [
     (b"[" * 100_000, "BODY_NOT_JSON", None),
     (b"[]", "BODY_NOT_AN_OBJECT", None),
     (b"null", "BODY_NOT_AN_OBJECT", None),
-    (b"", "BODY_INVALID", None),
-    (b"{}", "BODY_INVALID", None),
-    (b'{"message": "a", "input": {}}', "BODY_INVALID", None),
+    (b"", "BODY_INVALID", "message"),
+    (b"{}", "BODY_INVALID", "message"),
+    (b'{"message": "a", "input": {}}', "BODY_INVALID", "message"),
+    (b'{"message": ""}', "BODY_INVALID", "message"),
+    (b'{"message": " \\n\\t"}', "BODY_INVALID", "message"),
     (b'{"message": 1}', "BODY_INVALID", "message"),
     (b'{"message": "a", "mesage": "b"}', "BODY_INVALID", "mesage"),
     (b'{"message": "a", "multitask_strategy": "later"}', "BODY_INVALID", "multitask_strategy"),
@@ -199,10 +201,17 @@ async def test_an_announced_body_is_refused_unread(house: House) -> None:
     [
         ("/v1/threads?page_size=many", "page_size"),
         ("/v1/threads?page_size=-1", "page_size"),
+        ("/v1/threads?page_size=0", "page_size"),
+        ("/v1/threads?page_size=000", "page_size"),
+        ("/v1/threads?page_size=", "page_size"),
+        ("/v1/threads?page_size=1.5", "page_size"),
+        ("/v1/keys?page_size=0", "page_size"),
         ("/v1/runs?state=done", "state"),
         ("/v1/runs/x/wait?timeout_seconds=61", "timeout_seconds"),
         ("/v1/runs/x/wait?timeout_seconds=nan", "timeout_seconds"),
         ("/v1/runs/x/wait?timeout_seconds=-1", "timeout_seconds"),
+        ("/v1/runs/x/wait?timeout_seconds=", "timeout_seconds"),
+        ("/v1/runs/x/events?modes=messages,token", "modes"),
     ],
 )
 async def test_bad_queries(house: House, client: httpx.AsyncClient, path: str, field: str) -> None:
@@ -213,6 +222,71 @@ async def test_bad_queries(house: House, client: httpx.AsyncClient, path: str, f
     answer = await client.get(path)
     assert (answer.status_code, answer.json()["field"]) == (400, field)
     assert house.runs.calls == []
+
+
+_TAKEN = {
+    "GET /v1/threads": "page_size page_token",
+    "POST /v1/threads": "",
+    "GET /v1/threads/x": "",
+    "PATCH /v1/threads/x": "",
+    "DELETE /v1/threads/x": "cancel",
+    "GET /v1/threads/x/messages": "page_size page_token",
+    "GET /v1/threads/x/state": "",
+    "GET /v1/threads/x/requests": "page_size page_token",
+    "POST /v1/threads/x/requests": "after modes",
+    "POST /v1/threads/x/continue": "",
+    "GET /v1/requests/x": "",
+    "POST /v1/requests/x/cancel": "",
+    "GET /v1/requests/x/events": "",
+    "GET /v1/runs": "thread_id state page_size page_token",
+    "GET /v1/runs/x": "",
+    "GET /v1/runs/x/result": "",
+    "GET /v1/runs/x/wait": "timeout_seconds",
+    "POST /v1/runs/x/cancel": "",
+    "GET /v1/runs/x/events": "after modes",
+    "GET /v1/agents": "page_size page_token",
+    "GET /v1/keys": "page_size page_token",
+    "POST /v1/keys": "",
+    "DELETE /v1/keys/x": "",
+}
+
+
+@pytest.mark.parametrize("route", _TAKEN)
+async def test_an_unknown_query_parameter(house: House, client: httpx.AsyncClient, route: str) -> None:
+    """
+    1. Each route gets a query parameter that it does not know.
+    2. 400 that names it and lists those that it knows; nobody is asked for anything.
+    """
+    method, _, path = route.partition(" ")
+    answer = await client.request(method, path, params={"page_sise": "5"})
+    body = answer.json()
+    assert (answer.status_code, body["reason"], body["field"]) == (400, "QUERY_INVALID", "page_sise")
+    names = _TAKEN[route].split()
+    assert body["detail"].endswith(f"allowed: {', '.join(names)}" if names else "this route takes none")
+    assert house.runs.calls == []
+    assert house.relay.calls == []
+
+
+@pytest.mark.parametrize(("size", "asked"), [("1", 1), ("0200", 200), ("999999", 999_999), ("9" * 5_000, 1_000_000)])
+async def test_a_large_page_is_cut(house: House, client: httpx.AsyncClient, size: str, asked: int) -> None:
+    """
+    1. A list is asked for with a size up to far beyond its maximum.
+    2. It is no error: run-worker is asked for as much, and cuts it.
+    """
+    house.runs.answers["ListThreads"] = lambda _: run_service_pb2.ListThreadsResponse()
+    assert (await client.get("/v1/threads", params={"page_size": size})).status_code == 200
+    assert house.runs.last("ListThreads").page_size == asked
+
+
+async def test_an_unknown_mode_is_answered_with_the_known_ones(client: httpx.AsyncClient) -> None:
+    """
+    1. A stream is asked for a mode that no run has.
+    2. MODE_UNKNOWN lists those that there are.
+    """
+    body = (await client.get("/v1/runs/x/events?modes=token")).json()
+    assert body["reason"] == "MODE_UNKNOWN"
+    assert "'token' is none of custom, end, " in body["detail"]
+    assert "messages" in body["detail"]
 
 
 async def test_a_bad_idempotency_key(client: httpx.AsyncClient) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from api_gateway import server
 from headrace.run.v1 import run_service_pb2
 from opentelemetry import trace
@@ -68,6 +70,40 @@ async def test_unready_while_run_worker_does_not_serve(house: House) -> None:
 
             await eventually(ready)
         await server.shutdown(gateway)
+
+
+async def test_a_start_before_the_neighbours_is_quiet(house: House) -> None:
+    """
+    1. The gateway is asked for its readiness while run-worker is not there yet: no warning.
+    2. run-worker comes, and readiness sees it; then it goes away.
+    3. Now its absence is a warning that names it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    gateway = await server.startup(house.config.model_copy(update={"run_worker_address": address}))
+    gateway.ready.set()
+
+    async with httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=15) as client:
+
+        async def state() -> str:
+            return str((await client.get("/readyz")).json()["components"]["run_worker"]["status"])
+
+        async def works() -> bool:
+            return await state() == "ok"
+
+        async def fails() -> bool:
+            return await state() != "ok"
+
+        with structlog.testing.capture_logs() as early:
+            assert await fails()
+            assert (await client.get("/v1/threads", headers={"x-api-key": FIRST_KEY})).status_code == 503
+        async with serving(house.config.tokens_file, runs=house.runs, listen=address):
+            await eventually(works, seconds=10.0)
+        with structlog.testing.capture_logs() as late:
+            await eventually(fails)
+    await server.shutdown(gateway)
+    assert [each for each in early if each["log_level"] != "debug"] == []
+    assert ("warning", "run-worker") in [(each["log_level"], each.get("service")) for each in late]
 
 
 async def test_before_the_database_is_prepared(house: House) -> None:
@@ -186,7 +222,8 @@ async def test_the_process_stops_without_misleading(house: House, tmp_path: Path
     text = json.dumps(lines)
     assert FIRST_KEY not in text
     assert house.config.service_token.get_secret_value() not in text
-    assert "GET /v1/runs/{run_id}/events" in (tmp_path / "traces" / "api-gateway.jsonl").read_text()
+    (traces,) = (tmp_path / "traces").glob("api-gateway*.jsonl")
+    assert "GET /v1/runs/{run_id}/events" in traces.read_text()
 
 
 async def test_wrong_settings_are_told_at_once(house: House, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,12 @@ async def test_run_reads_standard_input_and_detaches(headrace: Headrace) -> None
 
 
 async def test_follow_as_json_is_a_line_per_event(headrace: Headrace) -> None:
-    async with serving(
-        value(200, run_of("running")), stream(*EVENTS, end("completed")), finished("completed")
-    ) as server:
-        code, out, _ = await headrace("follow", "r1", "--json", "--after", "1-0", url=server.base_url)
+    events = stream(*EVENTS[1:], end("completed"))
+    async with serving(value(200, run_of("running")), events, finished("completed")) as server:
+        code, out, _ = await headrace("follow", "r1", "--json", "--after", "1-1", url=server.base_url)
         assert code == 0
-        assert [json.loads(line)["id"] for line in out.splitlines()] == ["1-1", "1-2", "1-3", "1-5"]
-        assert server.asked[1].headers["last-event-id"] == "1-0"
+        assert [json.loads(line)["id"] for line in out.splitlines()] == ["1-2", "1-3", "1-5"]
+        assert server.asked[1].headers["last-event-id"] == "1-1"
 
 
 async def test_follow_behind_the_end_tells_how_it_ended(headrace: Headrace) -> None:
@@ -170,10 +170,15 @@ async def test_service_token_is_added_to_the_tokens_file(headrace: Headrace, tmp
 @pytest.mark.parametrize(
     ("status", "reason", "step"),
     [
-        (401, "KEY_INVALID", "HEADRACE_API_KEY"),
+        (401, "KEY_INVALID", "make down && make up"),
+        (401, "KEY_MISSING", "HEADRACE_API_KEY"),
         (403, "SCOPE_MISSING", "headrace keys create"),
         (404, "RUN_NOT_FOUND", "headrace ps"),
-        (409, "THREAD_BUSY", "headrace ps"),
+        (404, "THREAD_NOT_FOUND", "headrace threads"),
+        (404, "KEY_NOT_FOUND", "headrace keys list"),
+        (404, "SOMETHING_NEW", "headrace ps"),
+        (409, "THREAD_BUSY", "headrace ps --thread"),
+        (409, "THREAD_INTERRUPTED", "headrace threads delete THREAD"),
         (429, "ACTIVE_RUNS", "Try again in 90 s"),
         (500, "INTERNAL", "headrace logs"),
     ],
@@ -185,6 +190,17 @@ async def test_errors_say_the_next_step(headrace: Headrace, status: int, reason:
         assert f"what [went] wrong ({reason})" in err
         assert step in err
         assert "hr_secret" not in err
+
+
+async def test_what_the_call_has_wrong_is_exit_code_2(headrace: Headrace) -> None:
+    async with serving(problem(400, "AGENT_NOT_FOUND", "agent 'x' is not known")) as server:
+        code, _, err = await headrace("run", "hi", "--agent", "x", url=server.base_url)
+        assert (code, "`headrace agents`" in err) == (2, True)
+
+
+async def test_address_without_scheme_says_what_to_write(headrace: Headrace) -> None:
+    code, _, err = await headrace("--url", "localhost:38541", "ps")
+    assert (code, "write http://localhost:38541" in err) == (2, True)
 
 
 async def test_nothing_running_says_how_to_start(headrace: Headrace) -> None:
@@ -200,7 +216,19 @@ async def test_server_away_says_how_to_start(headrace: Headrace) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["follow"], ["ps", "--limit", "0"], ["run", "x", "--strategy", "maybe"], ["nope"]]
+    "arguments",
+    [
+        ["follow"],
+        ["follow", "r1", "--after", "banana"],
+        ["follow", "r1", "--after", "1-0"],
+        ["ps", "--limit", "0"],
+        ["run"],
+        ["run", "x", "--strategy", "maybe"],
+        ["run", "x", "--input", "{}"],
+        ["run", "--input", "{n: 1}"],
+        ["run", "--input", "null"],
+        ["nope"],
+    ],
 )
 async def test_wrong_usage_is_exit_code_2(headrace: Headrace, arguments: list[str]) -> None:
     assert (await headrace(*arguments))[0] == 2
@@ -208,14 +236,20 @@ async def test_wrong_usage_is_exit_code_2(headrace: Headrace, arguments: list[st
 
 async def test_nothing_to_say_is_refused(headrace: Headrace) -> None:
     code, _, err = await headrace("run", "  ", url="http://127.0.0.1:9")
-    assert (code, "nothing to say" in err) == (1, True)
+    assert (code, "nothing to say" in err) == (2, True)
 
 
 async def test_every_command_has_an_example(headrace: Headrace) -> None:
     commands = ["run", "follow", "cancel", "ps", "result", "threads", "messages", "agents", "demo"]
-    for words in [*([name] for name in commands), *(["keys", name] for name in ("create", "list", "revoke"))]:
-        code, out, _ = await headrace(*words, "--help")
+    commands += ["keys create", "keys list", "keys revoke", "threads delete"]
+    for words in commands:
+        code, out, _ = await headrace(*words.split(), "--help")
         assert (code, "Example: headrace" in out) == (0, True), words
+        assert "<bool>" not in out, words
+
+
+async def test_version(headrace: Headrace) -> None:
+    assert await headrace("--version") == (0, f"headrace {version('headrace-client')}\n", "")
 
 
 async def test_demo_on_a_server_elsewhere(headrace: Headrace) -> None:

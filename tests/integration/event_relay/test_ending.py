@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,22 @@ async def test_waiting_runs_are_told_where_they_wait(here: World) -> None:
     await here.writer(first).add("metadata")
     await ahead.count(3)
     assert ahead.told == ["queue", "queue", "1-1 metadata"]
+
+
+async def test_a_run_on_its_way_to_its_claim_waits_for_nothing(here: World) -> None:
+    """1. A run is pending since just now. 2. Its viewer is told nothing but that the stream lives. 3. It is pending for
+    a second: the viewer is told that it waits for a slot, since it became pending.
+    """
+    ids = await here.rows.queued()
+    await here.rows.dispatch(ids)
+    viewing = here.follow(ids.run_id)
+    await viewing.until(lambda v: v.beats >= 1)
+    assert viewing.told == []
+    await viewing.count(1)
+    [queue] = viewing.data("queue")
+    assert (queue["wait_reason"], queue["position"]) == ("no_slot", 0)
+    waited = datetime.now(UTC) - datetime.fromisoformat(queue["since"])
+    assert waited >= timedelta(seconds=1)
 
 
 async def test_many_ends_of_lost_streams_are_told_together(here: World) -> None:

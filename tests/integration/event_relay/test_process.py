@@ -98,7 +98,7 @@ async def test_sigterm_ends_streams_with_unavailable(relay_settings: RelaySettin
         await channel.close()
     await writer.add()
     assert (await here.follow(ids.run_id, after="1-1").count(1)).ids == ["1-2"]
-    traces = (relay_settings.data_dir / "traces" / "event-relay.jsonl").read_text()
+    traces = (relay_settings.data_dir / "traces" / f"event-relay-{process.pid}.jsonl").read_text()
     assert '"headrace.follow"' in traces
     assert str(ids.run_id) in traces
 

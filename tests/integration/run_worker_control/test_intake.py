@@ -26,7 +26,7 @@ IN_ORDER = (
 
 async def test_a_free_thread_starts_at_once(world: World) -> None:
     """1. Submit to a new thread.  2. The run is pending, the thread busy, the message in the transcript.
-    3. The stored input holds the same message id as the transcript.
+    3. The stored input holds the same message id as the transcript.  4. The run waits for nothing yet.
     """
     client = world.client()
     thread_id = await client.thread()
@@ -36,7 +36,8 @@ async def test_a_free_thread_starts_at_once(world: World) -> None:
     stored = json.loads(await world.control.fetchval(STORED, request.request_id))
     assert request.state == run_pb2.Request.STATE_DISPATCHED
     assert (run.state, run.ordinal, run.attempt) == (run_pb2.Run.STATE_PENDING, 1, 0)
-    assert run.wait.wait_reason == request.wait.wait_reason == "no_slot"
+    assert not run.HasField("wait")
+    assert not request.HasField("wait")
     assert (thread.state, thread.active_run_id) == (run_pb2.Thread.STATE_BUSY, request.run_id)
     assert [(m.role, m.content, m.run_id) for m in page.messages] == [("user", b'"hello"', request.run_id)]
     assert stored["messages"][0]["id"] == page.messages[0].message_id
@@ -155,6 +156,7 @@ async def test_an_interrupted_thread_takes_no_message(world: World) -> None:
     error = await error_of(client.submit(thread_id))
     assert isinstance(error, FailedPrecondition)
     assert error.reason == "THREAD_INTERRUPTED"
+    assert "delete the thread" in error.message
     assert await world.control.fetchval(COUNT, thread_id) == 1
 
 
@@ -180,6 +182,49 @@ async def test_limits_of_what_waits(database: TestDatabase, redis_url: str, tmp_
     assert (user.metadata["scope"], total.metadata["scope"]) == ("user", "total")
     assert user.retry_after_seconds
     assert total.retry_after_seconds
+
+
+async def test_a_pending_run_waits_for_a_slot_after_a_second(world: World) -> None:
+    """1. A run is pending for a second and more: it waits for a slot, since it became pending.
+    2. It is handed back with a back-off: it waits for that.  3. The back-off is over since just now: for nothing.
+    """
+    client = world.client()
+    request = await client.submit(await client.thread())
+    change = "UPDATE runs SET created_at = now() - interval '9 s', not_before = now() {} WHERE run_id = $1::text::uuid"
+    waits = []
+    for moved in ("- interval '1.5 s'", "+ interval '1 h'", "- interval '0.1 s'"):
+        await world.control.execute(change.format(moved), request.run_id)
+        run = await client.run(request.run_id)
+        waits.append(run.wait.wait_reason)
+        if moved.startswith("- interval '1.5"):
+            assert run.wait.since.ToDatetime() > run.timing.created_at.ToDatetime()
+            assert run.wait.position == 0
+    assert waits == ["no_slot", "back_off", ""]
+
+
+async def test_a_thread_of_a_removed_agent_takes_nothing(world: World) -> None:
+    """1. A thread's agent is published; then an executor starts without it.  2. A message is refused with the names of
+    what is loaded, nothing is written, and no new thread is made.  3. No executor lives: both are taken.
+    """
+    client = world.client()
+    await world.control.execute("INSERT INTO agents (name, digest) VALUES ('old', 'd')")
+    create = pb.CreateThreadRequest(agent="old")
+    alive = "UPDATE executors SET exited_at = now() WHERE exited_at IS NULL"
+    await world.control.execute(alive)
+    thread_id = (await client.call("CreateThread", create)).thread.thread_id
+    await world.add_executor()
+    error = await error_of(client.submit(thread_id))
+    new = await error_of(client.call("CreateThread", create))
+    assert isinstance(error, FailedPrecondition)
+    assert (error.reason, error.metadata) == ("AGENT_NOT_LOADED", {"agent": "old", "known": "echo"})
+    assert isinstance(new, InvalidArgument)
+    assert (new.reason, new.metadata) == ("AGENT_NOT_FOUND", {"agent": "old", "known": "echo"})
+    assert "echo" in error.message
+    assert "echo" in new.message
+    assert await world.control.fetchval(COUNT, thread_id) == 0
+    await world.control.execute(alive)
+    assert (await client.submit(thread_id)).run_id
+    assert (await client.call("CreateThread", create)).thread.thread_id
 
 
 async def test_wrong_input_names_its_field(world: World) -> None:

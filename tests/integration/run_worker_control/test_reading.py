@@ -102,11 +102,44 @@ async def test_wrong_pages_are_refused(world: World, name: str, cls: Any) -> Non
     for token in ("x", "AAAA", "W10", "WyJhIiwxXQ", "ü", "a" * 2000):
         error = await error_of(client.call(name, cls(page_token=token)))
         assert isinstance(error, InvalidArgument), token
-        assert error.field == "page_token"
+        assert (error.field, error.reason) == ("page_token", "PAGE_TOKEN_INVALID")
     error = await error_of(client.call(name, cls(page_size=-1)))
     assert isinstance(error, InvalidArgument)
     assert error.field == "page_size"
     await client.call(name, cls(page_size=100_000))
+
+
+async def test_a_token_is_of_its_list_and_filter(world: World) -> None:
+    """1. Take the tokens of a user's threads, runs, requests and messages.  2. Each goes on with its own list only:
+    another list, other filters, another thread and another user refuse it.
+    """
+    client, other = world.client(), world.client()
+    threads = [await client.thread() for _ in range(2)]
+    for _ in range(2):
+        await client.submit(threads[0])
+    await other.thread()
+    pending = {"states": [run_pb2.Run.STATE_PENDING, run_pb2.Run.STATE_QUEUED]}
+    lists: list[tuple[str, Any, dict[str, Any]]] = [
+        ("ListThreads", pb.ListThreadsRequest, {}),
+        ("ListRuns", pb.ListRunsRequest, {}),
+        ("ListRuns", pb.ListRunsRequest, {"thread_id": threads[0]}),
+        ("ListRuns", pb.ListRunsRequest, pending),
+        ("ListRequests", pb.ListRequestsRequest, {"thread_id": threads[0]}),
+        ("ListMessages", pb.ListMessagesRequest, {"thread_id": threads[0]}),
+    ]
+    tokens = [(await client.call(name, cls(page_size=1, **fields))).next_page_token for name, cls, fields in lists]
+    assert all(tokens)
+    for place, (name, cls, fields) in enumerate(lists):
+        for whose, token in enumerate(tokens):
+            call = client.call(name, cls(page_token=token, **fields))
+            if whose == place:
+                await call
+            else:
+                assert (await error_of(call)).reason == "PAGE_TOKEN_INVALID", (name, fields, whose)
+    foreign = await error_of(other.call("ListThreads", pb.ListThreadsRequest(page_token=tokens[0])))
+    assert foreign.reason == "PAGE_TOKEN_INVALID"
+    mirrored = pb.ListRunsRequest(page_token=tokens[3], states=pending["states"][::-1])
+    await client.call("ListRuns", mirrored)
 
 
 async def test_threads_are_created_once_by_key_and_changed(world: World) -> None:
@@ -131,14 +164,16 @@ async def test_threads_are_created_once_by_key_and_changed(world: World) -> None
 
 
 async def test_agents_are_those_of_live_executors(world: World) -> None:
-    """1. One agent was published before the oldest live executor started, one after.  2. The second is listed."""
+    """1. One agent was published before the oldest live executor started, one with it, one after.
+    2. The last two are listed.
+    """
     client = world.client()
     await world.control.execute("UPDATE executors SET exited_at = now() WHERE exited_at IS NULL")
     await world.control.execute("INSERT INTO agents (name, digest) VALUES ('removed', 'd')")
     await world.add_executor()
     await world.control.execute("INSERT INTO agents (name, digest) VALUES ('there', 'd')")
     answer = await client.call("ListAgents", pb.ListAgentsRequest())
-    assert [agent.name for agent in answer.agents] == ["there"]
+    assert [agent.name for agent in answer.agents] == ["echo", "there"]
 
 
 async def test_history_and_result_say_the_same(world: World) -> None:

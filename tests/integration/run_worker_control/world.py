@@ -41,7 +41,9 @@ CALL_SECONDS = 10.0
 BODY_BYTES = 1_048_576
 MANY = Limits(pending_per_user=200, pending_total=2000)
 
-ADD_AGENT = "INSERT INTO agents (name, digest) VALUES ('echo', 'd') ON CONFLICT DO NOTHING"
+ADD_AGENT = """
+INSERT INTO agents (name, digest) VALUES ('echo', 'd') ON CONFLICT (name) DO UPDATE SET updated_at = now()
+"""
 ADD_EXECUTOR = """
 INSERT INTO executors (executor_id, control_id, host, pid, address, version, slots, lease_expires_at)
 VALUES ($1, $2, 'here', 1, $3, 'test', 50, clock_timestamp() + interval '1 hour')
@@ -128,7 +130,10 @@ class World:
 
     async def add_executor(self, *, control_id: UUID | None = None, address: str = "127.0.0.1:1") -> UUID:
         executor_id = uuid4()
-        await self.control.execute(ADD_EXECUTOR, executor_id, control_id or uuid4(), address)
+        # As an executor starts: its row and its agents in one transaction.
+        async with self.control.transaction() as connection:
+            await connection.execute(ADD_EXECUTOR, executor_id, control_id or uuid4(), address)
+            await connection.execute(ADD_AGENT)
         return executor_id
 
     async def claim_all(self, executor_id: UUID) -> list[ClaimedRun]:

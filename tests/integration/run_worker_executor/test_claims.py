@@ -109,6 +109,7 @@ async def test_a_takeover_fences_the_former_owner_off(world: World) -> None:
         assert (await claim(pool, executor_id=mine, free=10, take_over=False, max_faults=3))[0] == []
         [run] = (await claim(pool, executor_id=mine, free=10, take_over=True, max_faults=3))[0]
         assert (run.run_id, run.attempt, run.faults) == (made.run_id, 2, 1)
+        assert run.previous == {"outcome": "lease_expired"}
         async with pool.transaction() as connection:
             stale = await end_owned(
                 connection, run_id=made.run_id, attempt=1, owner=lost, last_n=3, ending=Ending("failed", error={})

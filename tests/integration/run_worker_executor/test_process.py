@@ -23,6 +23,7 @@ from tests.integration.run_worker_executor.harness import WAIT_SECONDS, World
 GRAPH = """
 import asyncio
 import pathlib
+import time
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -46,6 +47,19 @@ async def second(state):
     return {"messages": [AIMessage(f"saw {len(state['messages'])}", id="second")]}
 
 
+def together(state):
+    note("met-" + str(state["messages"][-1].content))
+    while len(list(FOLDER.glob("met-*"))) < 10:
+        time.sleep(0.02)
+
+
+def stuck(state):
+    note("stuck")
+    time.sleep(3600)
+
+
+meeting = StateGraph(MessagesState).add_node(together).add_edge(START, "together")
+endless = StateGraph(MessagesState).add_node(stuck).add_edge(START, "stuck")
 graph = StateGraph(MessagesState).add_node(first).add_node(second)
 graph.add_edge(START, "first").add_edge("first", "second")
 """
@@ -72,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
         json.dumps(
             {
                 "dependencies": ["."],
-                "graphs": {"two": "./graph.py:graph"},
+                "graphs": {"two": "./graph.py:graph", "meeting": "./graph.py:meeting", "endless": "./graph.py:endless"},
                 "headrace": {"agents": {"two": {"durability": "sync"}}},
             }
         )
@@ -98,7 +112,7 @@ async def executor_process(world: World, redis_url: str, budget_path: Path, fold
         "HEADRACE_CONTROL_FD": str(read_end),
         "HEADRACE_CONTROL_ID": str(new_id()),
         "HEADRACE_EXECUTOR_ID": str(executor_id),
-        "HEADRACE_SLOTS": "5",
+        "HEADRACE_SLOTS": "10",
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "from run_worker.executor import main; main()", pass_fds=(read_end,), env=environment
@@ -160,14 +174,14 @@ async def test_the_process_serves_drains_and_exits_cleanly(
     async with executor_process(world, redis_url, budget_path, folder) as child:
         await appears(folder / "second")
         names = [row["name"] for row in await world.control.fetch("SELECT name FROM agents ORDER BY name")]
-        assert names == ["assistant", "echo", "two"]
+        assert names == ["assistant", "echo", "endless", "meeting", "two"]
         address = await world.control.fetchval(
             "SELECT address FROM executors WHERE executor_id = $1", child.executor_id
         )
         async with grpc.aio.insecure_channel(address) as channel:
             stub = rpc.ExecutorServiceStub(channel)
             described = await stub.Describe(pb.DescribeRequest(), metadata=call_metadata("token"), timeout=5)
-            assert (described.free_slots, list(described.run_ids)) == (4, [str(made.run_id)])
+            assert (described.free_slots, list(described.run_ids)) == (9, [str(made.run_id)])
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Describe(pb.DescribeRequest(), metadata=call_metadata("wrong"), timeout=5)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -195,3 +209,31 @@ async def test_sigterm_lets_a_short_run_end(world: World, redis_url: str, budget
         (folder / "go").touch()
         assert await asyncio.wait_for(child.process.wait(), WAIT_SECONDS) == 0
     assert (await world.row(made.run_id))["state"] == "completed"
+
+
+async def test_as_many_synchronous_nodes_run_as_there_are_slots(
+    world: World, redis_url: str, budget_path: Path, folder: Path
+) -> None:
+    """
+    1. Ten runs fill the slots of an executor process; each is in a synchronous node that waits for the nine others.
+    2. All complete.
+    """
+    made = [await world.run(agent="meeting", text=str(number)) for number in range(10)]
+    async with executor_process(world, redis_url, budget_path, folder):
+        for one in made:
+            assert (await world.state_is(one, "completed", "failed"))["state"] == "completed"
+
+
+async def test_a_node_that_never_returns_does_not_keep_the_process(
+    world: World, redis_url: str, budget_path: Path, folder: Path
+) -> None:
+    """
+    1. A synchronous node sleeps for an hour; control is gone.
+    2. The run is handed back and the process ends.
+    """
+    made = await world.run(agent="endless")
+    async with executor_process(world, redis_url, budget_path, folder) as child:
+        await appears(folder / "stuck")
+        child.close_pipe()
+        assert await asyncio.wait_for(child.process.wait(), WAIT_SECONDS) == 0
+    assert (await world.row(made.run_id))["state"] == "pending"

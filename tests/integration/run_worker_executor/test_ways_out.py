@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -60,6 +61,28 @@ async def test_an_error_of_the_graph_fails_the_run(world: World, error: Exceptio
     assert "Traceback" not in row["error"]
 
 
+async def test_an_error_names_its_exception_node_and_line(world: World, tmp_path: Path) -> None:
+    """
+    1. Code of the author's, in a file of theirs, raises inside a node; so does a library that it calls.
+    2. The run's error names the exception, the node and the author's line, and holds them as details.
+    """
+    file = tmp_path / "nomsg.py"
+    file.write_text("import json\n\ndef dbl(state):\n    return state['n']\n\ndef parse(state):\n    json.loads('{')\n")
+    scope: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)  # a file of the author's
+    errors = []
+    for name in ("dbl", "parse"):
+        graph = StateGraph(MessagesState).add_node(name, scope[name]).add_edge(START, name).compile()
+        made = await world.run(agent=name)
+        async with world.executor(agent(name, graph)):
+            row = await world.state_is(made, "failed", "completed")
+        errors.append(orjson.loads(row["error"]))
+    assert errors[0]["message"] == "KeyError: 'n' in node 'dbl' (nomsg.py:4)"
+    assert errors[0]["details"] == {"exception": "KeyError", "node": "dbl", "file": "nomsg.py", "line": 4}
+    assert errors[1]["message"].startswith("JSONDecodeError: Expecting")
+    assert errors[1]["message"].endswith(" in node 'parse' (nomsg.py:7)")
+
+
 async def test_an_absent_model_is_tried_three_times(world: World, quick: RunFigures) -> None:
     """
     1. The provider is away.
@@ -75,6 +98,8 @@ async def test_an_absent_model_is_tried_three_times(world: World, quick: RunFigu
     assert [row["outcome"] for row in outcomes] == ["handed_back", "handed_back", "failed"]
     third = [event.event for event in events if event.id.attempt == 3]
     assert third[:2] == ["metadata", "snapshot"]
+    before = [event.data.get("previous") for event in events if event.event == "metadata"]
+    assert before == [None, *[{"outcome": "handed_back", "error_type": "model_unavailable"}] * 2]
 
 
 async def test_a_missing_agent_fails_the_run(world: World) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from headrace_client.config import find_target, state_path
-from headrace_client.errors import NotConfigured
+from headrace_client.errors import BadRequest, NotConfigured
 
 
 @pytest.fixture
@@ -67,3 +67,24 @@ def test_run_dir_of_the_environment_wins(checkout: Path, tmp_path: Path) -> None
 
 def test_key_is_not_in_the_repr(checkout: Path) -> None:
     assert "hr_local" not in repr(find_target(environ={}, start=checkout))
+
+
+@pytest.mark.parametrize("url", ["localhost:38541", "example.com"])
+def test_address_without_scheme_says_what_to_write(url: str) -> None:
+    with pytest.raises(BadRequest, match=f"write http://{url}"):
+        find_target(url, "hr_key", environ={})
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999", "http://a b"])
+def test_address_of_no_http_server_is_the_callers_mistake(url: str) -> None:
+    with pytest.raises(BadRequest, match="not the address of a server"):
+        find_target(url, "hr_key", environ={})
+
+
+def test_key_that_no_header_can_carry_is_refused_without_being_told() -> None:
+    """1. A key was pasted with a new line around it: fine. 2. Characters within that no key has: refused, unnamed."""
+    assert find_target("http://host", " hr_key\n", environ={}).api_key == "hr_key"
+    for key in ("hr_s\u00fccret", "hr_a\nb"):
+        with pytest.raises(BadRequest) as caught:
+            find_target("http://host", key, environ={})
+        assert key not in str(caught.value)

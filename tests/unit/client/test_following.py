@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headrace_client.errors import NotFound, RateLimited, ServerError, StreamCorrupt, StreamLost
+from headrace_client.errors import BadRequest, NotFound, RateLimited, ServerError, StreamCorrupt, StreamLost
 from headrace_client.following import Following
 from headrace_client.sse import Frame
 
@@ -142,3 +142,10 @@ def test_errors_that_time_does_not_mend_are_told_at_once() -> None:
     error = NotFound("no such run", status=404)
     with pytest.raises(NotFound):
         Following(after=None).next_delay(error)
+
+
+@pytest.mark.parametrize("after", ["banana", "1", "0-1", "1-0", "1-", "", "1-2 ", "１-１", "99999999999-1"])
+def test_malformed_cursor_is_the_callers_mistake(after: str) -> None:
+    with pytest.raises(BadRequest, match="<attempt>-<n>") as caught:
+        Following(after=after)
+    assert (caught.value.reason, caught.value.field) == ("CURSOR_MALFORMED", "after")

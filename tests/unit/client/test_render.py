@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 from headrace_client.following import Event
@@ -12,9 +13,10 @@ from rich.console import Console
 
 
 class Terminal:
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float = 60.0) -> None:
         self.out, self.about = io.StringIO(), io.StringIO()
-        self.live = LiveRun(Console(file=self.out, width=200), Console(file=self.about, width=200))
+        consoles = Console(file=self.out, width=200), Console(file=self.about, width=200)
+        self.live = LiveRun(*consoles, patience_seconds=patience_seconds)
 
     def show(self, *events: tuple[str, Any]) -> None:
         for name, data in events:
@@ -87,3 +89,69 @@ def test_table_has_the_ten_names() -> None:
     Console(file=text, width=80).print(timing_table(timing))
     for name in (*TIMES, *LATENCIES, "1234", "–"):
         assert name in text.getvalue()
+
+
+class Told(io.StringIO):
+    """Sets an event when something is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self.event.set()
+        return written
+
+
+def waiting(reason: str, **rest: Any) -> tuple[str, Any]:
+    return "queue", {"wait_reason": reason, "position": 0, **rest}
+
+
+def test_a_short_wait_is_not_told() -> None:
+    """1. A run waits, and begins before patience ends. 2. Nothing is said, then or later."""
+    terminal = Terminal(patience_seconds=0.05)
+    with terminal.live:
+        terminal.show(waiting("no_slot"), ("metadata", {"attempt": 1}))
+        terminal.show(waiting("back_off"))
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    for timer in timers:
+        timer.join(5)
+    assert terminal.about.getvalue() == ""
+
+
+def test_a_long_wait_is_told_once_and_its_changes_at_once() -> None:
+    """
+    1. a run waits longer than patience: it is said why
+    2. the same again is not repeated, another reason is said at once
+    """
+    terminal = Terminal(patience_seconds=0.01)
+    told = terminal.about = Told()
+    terminal.live = LiveRun(Console(file=io.StringIO()), Console(file=told, width=200), patience_seconds=0.01)
+    with terminal.live:
+        terminal.show(waiting("no_slot"))
+        assert told.event.wait(5)
+        terminal.show(waiting("no_slot"), waiting("behind_run", run_id="r7", position=2))
+    assert told.getvalue() == "waits for a free slot\nwaits for the run before it r7, position 2\n"
+
+
+def test_questions_are_shown_once() -> None:
+    terminal = Terminal()
+    question = {"id": "i1", "value": {"question": "Really?"}}
+    terminal.show(("interrupt", {"questions": [question]}), ("interrupt", {"questions": [question]}))
+    assert terminal.about.getvalue() == '? {"question": "Really?"}\n'
+    assert terminal.live.asked == {"i1"}
+
+
+def test_output_that_was_not_streamed_is_shown_and_no_other() -> None:
+    """
+    1. an answer was streamed under one id; the result has the same text under another: nothing more
+    2. the result has another text: it is shown on a line of its own
+    """
+    terminal = Terminal()
+    terminal.show(delta("42"))
+    terminal.live.show_output("m1", "42")
+    terminal.live.show_output("other", "42")
+    assert terminal.out.getvalue() == "42"
+    terminal.live.show_output("other", "It is 42.")
+    assert terminal.out.getvalue() == "42\nIt is 42.\n"

@@ -21,9 +21,17 @@ from headrace_deploy.state import StateError, load_state
 )
 def test_a_redis_that_may_drop_live_streams_is_refused(version: str, policy: str, level: str) -> None:
     """1. A server of some version and policy. 2. It is judged, and what is not ok names a next step."""
-    finding = judge_redis(version, policy)
+    finding = judge_redis({"redis_version": version}, policy)
     assert finding.level == level
     assert bool(finding.next_step) == (level != "ok")
+
+
+def test_a_valkey_is_shown_as_one_and_judged_by_the_redis_that_it_speaks() -> None:
+    """1. A Valkey answers. 2. The finding names product, version and the version of Redis that it speaks."""
+    about = {"server_name": "valkey", "valkey_version": "9.1.2", "redis_version": "7.2.4"}
+    finding = judge_redis(about, "volatile-ttl")
+    assert (finding.level, finding.detail.split(", max")[0]) == ("ok", "Valkey 9.1.2, speaks Redis 7.2.4")
+    assert judge_redis(about | {"redis_version": "6.2.0"}, "volatile-ttl").level == "fail"
 
 
 def test_where_nothing_was_started_the_next_step_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from headrace_deploy.services import SPECS, environment, make_tokens, specs_for
+from headrace_deploy.services import SPECS, environment, make_tokens, settings, specs_for
 from headrace_deploy.state import ServerState, ServiceState, State
 from headrace_kit.auth import sha256_hex
 
@@ -65,6 +65,18 @@ def test_only_graph_code_sees_the_users_environment(state: State) -> None:
         assert ("users-own" in env.values()) == (spec.name == "run-worker")
         assert ("model-key" in env.values()) == (spec.name == "run-worker")
         assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:4318"
+
+
+def test_a_test_load_of_graphs_sees_the_executors_model_and_no_secret(state: State) -> None:
+    """1. Addresses are chosen, nothing else is. 2. The settings hold the model as later on, and no dsn or token."""
+    worker = next(spec for spec in SPECS if spec.name == "run-worker")
+    early = State(services=state.services, model_url=state.model_url)
+    seen = settings(worker, state=early, run_dir=Path("/r"), budget_path=Path("/b"), inherited=INHERITED)
+    later = given_to("run-worker", state)
+    model = [name for name in later if name.startswith("HEADRACE_MODEL_")]
+    assert len(model) == 3
+    assert {name: seen[name] for name in model} == {name: later[name] for name in model}
+    assert not [name for name in seen if name.endswith(("_DSN", "_TOKEN", "_REDIS_URL", "_POSTGRES_URL"))]
 
 
 def test_redis_and_the_first_key_go_where_they_are_used(state: State) -> None:

@@ -14,10 +14,18 @@ def test_each_line_names_its_service(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "api-gateway.log").write_text("one\ntwo\nthree\n")
     (tmp_path / "relay.log").write_bytes(b"caf\xff\n")
     logview.show(tmp_path, only="", lines=2, follow=False)
-    shown = [line.replace("\x1b[0m", "") for line in capsys.readouterr().out.splitlines()]
+    shown = capsys.readouterr().out.splitlines()
     assert [line.rsplit(" ", 1)[-1] for line in shown] == ["two", "three", "caf\ufffd"]
     assert "api-gateway" in shown[0]
     assert "relay" in shown[2]
+
+
+def test_color_is_for_terminals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1. Without color no escape code is written. 2. With it there is one."""
+    (tmp_path / "relay.log").write_text("here\n")
+    for color in (False, True):
+        logview.show(tmp_path, only="", lines=1, follow=False, color=color)
+        assert ("\x1b" in capsys.readouterr().out) == color
 
 
 def test_one_service_alone_and_one_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from headrace_kit.budget import Budget
 from hypothesis import given
 from hypothesis import strategies as st
 
-FIGURES = PaceFigures(base=0.05, busy_max=1.0, idle_after=120.0, idle_max=4.0, jitter=0.2)
+FIGURES = PaceFigures(base=0.05, hold=2.0, busy_max=1.0, idle_after=120.0, idle_max=4.0, jitter=0.2)
 FOREVER = float("inf")
 
 
@@ -35,6 +35,15 @@ def test_it_doubles_while_empty_and_an_event_resets_it() -> None:
     pace.saw_nothing(240.0)
     pace.saw_nothing(249.0)
     assert pace.interval == 0.2
+
+
+def test_it_holds_the_base_interval_after_an_event() -> None:
+    """1. Nothing comes within the hold: still the base interval. 2. After it: doubling."""
+    pace = Pace(FIGURES, 0.0)
+    pace.saw_nothing(FIGURES.hold - 0.01)
+    assert pace.interval == FIGURES.base
+    pace.saw_nothing(FIGURES.hold)
+    assert pace.interval == 2 * FIGURES.base
 
 
 @given(

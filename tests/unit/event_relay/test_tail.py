@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 MAX_READS, MAX_BYTES, COUNT = 4, 40, 5
-FIGURES = PaceFigures(base=0.05, busy_max=1.0, idle_after=120.0, idle_max=4.0, jitter=0.2)
+FIGURES = PaceFigures(base=0.05, hold=2.0, busy_max=1.0, idle_after=120.0, idle_max=4.0, jitter=0.2)
 RUNNING = Outcome("running", False, False, False, None, None, None, None, None)
 
 

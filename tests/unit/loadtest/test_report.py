@@ -78,3 +78,19 @@ def test_ideal_times_of_the_scenarios() -> None:
     # four turns wait 0.3 s each, and 55 tokens come at 50 a second
     assert tools().ideal_s == pytest.approx(4 * 0.3 + 55 / 50)
     assert tools().tokens == 55
+
+
+def test_cost_of_one_more_token_is_the_slope_between_two_lengths() -> None:
+    """
+    1. runs of 200 tokens cost the executors 250 ms net in all, runs of 1,000 tokens 290 ms, two of each
+    2. 125 ms and 145 ms a run: 800 more tokens cost 20 ms, 25 µs each; the fixed cost is not in it
+    3. a level without its pair gives no slope
+    """
+    few = level(success(4.4), success(4.5))
+    usage = Usage(seconds=5.0, cpu_s={"executors": 0.34})
+    many = Level(2, text(1000), few.outcomes, usage, few.idle, {}, {})
+    expected = {"users": 2, "tokens": [200, 1000], "executor_us_per_token": 25.0}
+    assert report.marginals([many, few, level(success(4.4))]) == [expected]
+    out = io.StringIO()
+    report.show_marginals(Console(file=out, width=200), [few, many])
+    assert "25.0 µs for each further token" in out.getvalue()

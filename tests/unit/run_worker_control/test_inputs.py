@@ -59,7 +59,15 @@ def checked(**fields: Any) -> Submission:
         ({"durability": "maybe"}, "durability"),
         ({"input": b'{"messages": [{"role": "user"}]}'}, "input.messages[0].content"),
         ({"input": b'{"messages": {"type": "human", "content": 1}}'}, "input.messages.content"),
-        ({"input": b'{"messages": [{"role": "user", "content": "", "id": 7}]}'}, "input.messages[0].id"),
+        ({"input": b'{"messages": [{"role": "user", "content": "x", "id": 7}]}'}, "input.messages[0].id"),
+        ({"input": b'{"messages": [{"role": "user", "content": ""}]}'}, "input.messages[0].content"),
+        ({"input": b'{"messages": {"type": "human", "content": []}}'}, "input.messages.content"),
+        (
+            {"input": b'{"messages": [{"role": "user", "content": [{"type": "text", "text": ""}]}]}'},
+            "input.messages[0].content",
+        ),
+        ({"input": b'{"messages": ["x", ""]}'}, "input.messages[1]"),
+        ({"input": b'{"messages": [["human", ""]]}'}, "input.messages[0]"),
         ({"input": json.dumps({"messages": [{**MESSAGE, "id": "a"}] * 2}).encode()}, "input.messages"),
     ],
 )

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from run_worker.adapters.graphs import (
@@ -18,6 +19,7 @@ from run_worker.adapters.graphs import (
     check_graphs,
     load_graphs,
 )
+from structlog.testing import capture_logs
 
 SOURCE = """
 from langgraph.graph import START, MessagesState, StateGraph
@@ -43,6 +45,33 @@ def broken():
 
 def greedy(one, two):
     return graph
+"""
+
+
+STATES = """
+from typing import Annotated
+from pydantic import BaseModel, Field
+from langgraph.graph import START, MessagesState, StateGraph
+from typing_extensions import TypedDict
+
+class Told(BaseModel):
+    '''Prose.'''
+    title: str = Field(description="prose")
+    description: str
+
+class Odd:
+    pass
+
+class Untold(TypedDict):
+    odd: Odd
+
+def node(state):
+    return {}
+
+def graph_of(state):
+    return StateGraph(state).add_node(node).add_edge(START, "node").compile()
+
+told, untold, chat = graph_of(Told), graph_of(Untold), graph_of(MessagesState)
 """
 
 
@@ -97,6 +126,49 @@ async def test_a_bad_graph_is_told_and_leaves_the_others(tmp_path: Path, spec: s
     assert "'bad'" in str(errors[0])
 
 
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("./agent.py:gone", "has no 'gone'; it has: builder, graph"),
+        ("./agent.py:number", "is an int, not a graph"),
+        ("./agent.py:broken", "broken() raised RuntimeError: no (agent.py:21)"),
+        ("./bad.py:graph", "raised ModuleNotFoundError: No module named 'module_that_is_not_there' (bad.py:2)"),
+        ("./odd.py:graph", "raised SyntaxError: invalid syntax (odd.py:3)"),
+    ],
+)
+async def test_a_bad_graph_is_told_with_its_line_and_what_there_is(tmp_path: Path, spec: str, text: str) -> None:
+    """
+    1. A graph cannot be loaded.
+    2. The error names the author's line, or what the file has instead.
+    """
+    file = write(tmp_path, {"bad": spec})
+    (tmp_path / "bad.py").write_text("\nimport module_that_is_not_there\n")
+    (tmp_path / "odd.py").write_text("\n\ngraph = = 1\n")
+    [error] = (await load_graphs([file]))[1]
+    assert str(error).endswith(text)
+
+
+async def test_schemas_keep_structure_and_lose_prose(tmp_path: Path) -> None:
+    """
+    1. A state has fields that are called title and description; another one has a type without a schema.
+    2. The first's schema has both fields and no prose; the second's is empty, and its graph loads.
+    """
+    (tmp_path / "agent.py").write_text(STATES)
+    file = tmp_path / "langgraph.json"
+    file.write_text(json.dumps({"graphs": {name: f"./agent.py:{name}" for name in ("told", "untold", "chat")}}))
+    with capture_logs() as logs:
+        agents, errors = await load_graphs([file])
+    assert errors == []
+    schema = agents["told"].input_schema
+    assert schema["properties"]["title"] == {"type": "string"}
+    assert set(schema["properties"]) == {"title", "description"}
+    assert "title" not in schema
+    assert agents["untold"].input_schema == {}
+    assert {(line["graph"], line["schema"]) for line in logs} == {("untold", "input"), ("untold", "output")}
+    assert all("Odd" in line["error"] for line in logs)
+    assert b"description" not in orjson.dumps(agents["chat"].input_schema)
+
+
 async def test_names_are_taken_once(tmp_path: Path) -> None:
     """
     1. A user's file calls its graph `echo`, as a built-in agent is called.
@@ -104,6 +176,7 @@ async def test_names_are_taken_once(tmp_path: Path) -> None:
     """
     [error] = await check_graphs([write(tmp_path, {"echo": "./agent.py:graph"})])
     assert isinstance(error, GraphNameTaken)
+    assert "built-in agent" in str(error)
 
 
 async def test_packages_import_relatively_and_equal_file_names_do_not_collide(tmp_path: Path) -> None:

@@ -14,9 +14,13 @@ from rich.console import Console
 from headrace_client import errors
 from headrace_client.calls import PAGE_MAX
 from headrace_client.client import Client
+from headrace_client.commands.next_steps import next_step
 
 EXIT_FAILED = 1
 """The command understood you and could not do it, or the run did not end `completed`."""
+
+EXIT_USAGE = 2
+"""The call itself is wrong: the same again cannot help."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=PAGE_MAX, help="Show at most so many.")]
@@ -45,7 +49,7 @@ class Session:
         return Client(self.base_url)
 
     def print_json(self, value: Any) -> None:
-        """Print one JSON value on one line of standard output."""
+        """Print one JSON value on one line of standard output: every --json is one, a list is an array."""
         self.out.file.write(json.dumps(value, ensure_ascii=False) + "\n")
         self.out.file.flush()
 
@@ -55,23 +59,19 @@ def session_of(ctx: typer.Context) -> Session:
     return ctx.ensure_object(Session)
 
 
-NEXT_STEP: dict[type[errors.HeadraceError], str] = {
-    errors.NotConfigured: "",
-    errors.Unreachable: "Is it up? `headrace status` shows; `headrace up` starts it.",
-    errors.NotAuthenticated: "Set HEADRACE_API_KEY to a valid key; `headrace keys create` makes one.",
-    errors.Forbidden: "Use a key with that scope; `headrace keys create --scope …` makes one.",
-    errors.NotFound: "`headrace ps` lists your runs, `headrace threads` your threads.",
-    errors.Conflict: "`headrace ps` shows what is active.",
-    errors.RateLimited: "Wait and try again; `headrace ps` shows what is active.",
-    errors.ServerError: "`headrace status` and `headrace logs` show why.",
-    errors.StreamLost: "The run goes on without viewers; `headrace follow` resumes.",
-    errors.StreamCorrupt: "This is a defect of the server; please report it.",
-}
-"""What to do about each error."""
-
-
 class FriendlyGroup(typer.core.TyperGroup):
-    """A command group whose expected errors become two lines and exit code 1 instead of a traceback."""
+    """A command group whose expected errors become two lines and an exit code instead of a traceback."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the group's own parameters; a flag takes no value, so its help names no type."""
+        return _flags_without_type(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command of the group, its flags treated likewise."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            _flags_without_type(found.get_params(ctx))
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -81,12 +81,16 @@ class FriendlyGroup(typer.core.TyperGroup):
             about = console(stderr=True)
             named = f" ({error.reason})" if error.reason else ""
             about.print(f"[red]error:[/red] {_escaped(error.detail)}{named}", soft_wrap=True)
-            step = NEXT_STEP.get(type(error), "")
-            if isinstance(error, errors.RateLimited) and error.retry_after_seconds:
-                step = f"Try again in {error.retry_after_seconds:g} s. " + step
-            if step:
-                about.print(f"[dim]{step}[/dim]", soft_wrap=True)
-            raise typer.Exit(EXIT_FAILED) from None
+            if step := next_step(error):
+                about.print(step, style="dim", markup=False, soft_wrap=True)
+            raise typer.Exit(EXIT_USAGE if isinstance(error, errors.BadRequest) else EXIT_FAILED) from None
+
+
+def _flags_without_type(params: Any) -> Any:
+    for param in params:
+        if isinstance(param, typer.core.TyperOption) and param.is_bool_flag:
+            param.metavar = ""
+    return params
 
 
 def refuse(ctx: typer.Context, told: str) -> typer.Exit:

@@ -9,9 +9,9 @@ import typer
 
 from headrace_client.commands import deployment
 from headrace_client.commands.common import EXIT_FAILED, session_of
-from headrace_client.commands.runs import tell_end
+from headrace_client.commands.ending import show_rest, tell_end
 from headrace_client.config import find_target
-from headrace_client.render import LiveRun, timing_table
+from headrace_client.render import LiveRun
 
 QUESTION = "What is 1234 × 5678? Please calculate it exactly."
 AGENT = "assistant"
@@ -35,14 +35,13 @@ def demo(
         request = client.submit(thread["thread_id"], question)
         run_id = request["run_id"]
         session.about.print(f"\n[bold]you[/bold]  {question}\n[dim]run  {run_id}[/dim]\n")
-        live = LiveRun(session.out, session.about)
-        for event in client.follow(run_id):
-            live.show(event)
-        live.break_line()
+        with LiveRun(session.out, session.about) as live:
+            for event in client.follow(run_id):
+                live.show(event)
         ended = client.result(run_id)
+    show_rest(session, live, ended)
     session.about.print()
-    session.about.print(timing_table(ended["run"]["timing"]))
-    code = tell_end(session, ended["run"]["state"], ended["run"])
+    code = tell_end(session, ended["run"], asked=live.asked)
     if code == 0 and ended["output"] is None:
         session.about.print("[red]the run has no output[/red]")
         code = EXIT_FAILED

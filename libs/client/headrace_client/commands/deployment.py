@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 import typer
@@ -43,7 +44,10 @@ def up() -> None:
     if found is None:
         _absent()
     command: Any = typer.main.get_command(found) if found else None
-    code = command.main(["up"], prog_name="headrace", standalone_mode=False)
+    try:
+        code = command.main(["up"], prog_name="headrace", standalone_mode=False)
+    finally:
+        sys.stdout.flush()  # into a file it would come after what others print meanwhile
     if code:
         raise typer.Exit(int(code))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,10 +11,14 @@ import typer
 from rich.table import Table
 
 from headrace_client.client import Client
-from headrace_client.commands.common import EXIT_FAILED, JsonOption, LimitOption, Session, refuse, session_of
-from headrace_client.render import LiveRun, text_of, timing_table
-from headrace_client.types import Run, RunState
+from headrace_client.commands.common import EXIT_FAILED, JsonOption, LimitOption, Session, session_of
+from headrace_client.commands.ending import exit_code, show_output, show_rest, tell_end
+from headrace_client.errors import BadRequest
+from headrace_client.following import cursor
+from headrace_client.render import LiveRun
 
+AGENT = "assistant"
+"""Who is talked to unless --agent says otherwise."""
 EXIT_INTERRUPTED = 130
 """The shell's convention for a command ended by Ctrl-C."""
 
@@ -32,29 +37,41 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")]
 
 def run(
     ctx: typer.Context,
-    text: Annotated[str, typer.Argument(help="What to say; `-` reads it from standard input.")],
+    text: Annotated[str | None, typer.Argument(help="What to say; `-` reads it from standard input.")] = None,
+    graph_input: Annotated[
+        str | None,
+        typer.Option("--input", "-i", metavar="JSON", help="Input of a graph that takes no messages; `-` as for text."),
+    ] = None,
     thread: Annotated[str | None, typer.Option("--thread", "-t", help="Go on in this thread.")] = None,
-    agent: Annotated[str, typer.Option("--agent", "-a", help="Agent of the new thread.")] = "assistant",
+    agent: Annotated[
+        str | None, typer.Option("--agent", "-a", help=f"Agent of the new thread; {AGENT} by default.")
+    ] = None,
     strategy: Annotated[Strategy | None, typer.Option(help="What to do when the thread is busy.")] = None,
     key: Annotated[str | None, typer.Option("--idempotency-key", help="Makes a repeated command safe.")] = None,
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the run's id and return.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit a message and stream the answer.
+    """Submit a message, or any input of a graph, and stream the answer.
 
     The answer goes to standard output, all else to standard error. Exit code 0 only if the run is `completed`.
 
     Example: headrace run "What is 6 × 7?"
+
+    Example: headrace run --agent my-graph --input '{"customer": 7}'
     """
     session = session_of(ctx)
-    message = sys.stdin.read() if text == "-" else text
-    if not message.strip():
-        raise refuse(ctx, 'there is nothing to say; example: headrace run "What is 6 × 7?"')
+    said = _submission(text, graph_input)
     options = {"multitask_strategy": strategy.value} if strategy else {}
     with session.client() as client:
-        thread_id = thread or client.create_thread(agent)["thread_id"]
-        request = client.submit(thread_id, message, idempotency_key=key, **options)
+        if thread is None:
+            thread = client.create_thread(agent or AGENT)["thread_id"]
+        elif agent is not None and (its := client.get_thread(thread)["agent"]) != agent:
+            raise typer.BadParameter(
+                f"thread {thread} talks to agent {its}, and a thread keeps its agent; leave --agent out",
+                param_hint="--agent",
+            )
+        request = client.submit(thread, idempotency_key=key, **said, **options)
         if detach:
             if as_json:
                 session.print_json(request)
@@ -62,14 +79,44 @@ def run(
                 session.out.print(request["run_id"])
             return
         if not as_json:
-            session.about.print(f"[dim]thread {thread_id}\nrun    {request['run_id']}[/dim]")
+            session.about.print(f"[dim]thread {thread}\nrun    {request['run_id']}[/dim]")
         watch(session, client, request["run_id"], after=None, as_json=as_json)
+
+
+def _submission(text: str | None, graph_input: str | None) -> dict[str, Any]:
+    """Return what is submitted; raises BadParameter unless it is one text or one JSON value."""
+    if (text is None) == (graph_input is None):
+        raise typer.BadParameter(
+            'say something or give --input; example: headrace run "What is 6 × 7?"', param_hint="TEXT"
+        )
+    told = text if graph_input is None else graph_input
+    told = sys.stdin.read() if told == "-" else str(told)
+    if graph_input is None:
+        if not told.strip():
+            raise typer.BadParameter('there is nothing to say; example: headrace run "Hello"', param_hint="TEXT")
+        return {"message": told}
+    try:
+        value = json.loads(told)
+    except ValueError as error:
+        raise typer.BadParameter(f"it is not JSON: {error}; example: '{{\"n\": 7}}'", param_hint="--input") from None
+    if value is None:
+        raise typer.BadParameter("null is no input", param_hint="--input")
+    return {"input": value}
+
+
+def _cursor(after: str | None) -> str | None:
+    try:
+        if after is not None:
+            cursor(after)
+    except BadRequest as error:
+        raise typer.BadParameter(error.detail) from None
+    return after
 
 
 def follow(
     ctx: typer.Context,
     run_id: RunArgument,
-    after: Annotated[str | None, typer.Option(help="Begin behind this event id, as 1-17.")] = None,
+    after: Annotated[str | None, typer.Option(callback=_cursor, help="Begin behind this event id, as 1-17.")] = None,
     modes: Annotated[str | None, typer.Option(help="Only these events, as messages,tool.")] = None,
     *,
     as_json: JsonOption = False,
@@ -155,13 +202,8 @@ def result(ctx: typer.Context, run_id: RunArgument, *, as_json: JsonOption = Fal
     if as_json:
         session.print_json(ended)
         return
-    output = ended["output"]
-    if output is not None:
-        session.out.print(text_of(output["content"]), markup=False, soft_wrap=True)
-    elif ended.get("values") is not None:
-        session.print_json(ended["values"])
-    session.about.print(timing_table(ended["run"]["timing"]))
-    raise typer.Exit(tell_end(session, ended["run"]["state"], ended["run"]))
+    show_output(session, ended)
+    raise typer.Exit(tell_end(session, ended["run"]))
 
 
 def watch(
@@ -174,33 +216,19 @@ def watch(
     as_json: bool,
 ) -> None:
     """Stream a run to its end, print its latencies and leave with its exit code."""
-    live = LiveRun(session.out, session.about)
-    try:
-        for event in client.follow(run_id, after=after, modes=modes.split(",") if modes else None):
-            if not as_json:
-                live.show(event)
-    except KeyboardInterrupt:
-        live.note(f"The run goes on. headrace follow {run_id} | headrace cancel {run_id}")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    live.break_line()
+    wanted = modes.split(",") if modes else None
+    with LiveRun(session.out, session.about) as live:
+        try:
+            for event in client.follow(run_id, after=after, modes=wanted):
+                if not as_json:
+                    live.show(event)
+        except KeyboardInterrupt:
+            live.note(f"The run goes on. headrace follow {run_id} | headrace cancel {run_id}")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
     ended = client.result(run_id)
     if as_json:
         session.print_json(ended)
-        raise typer.Exit(0 if ended["run"]["state"] == "completed" else EXIT_FAILED)
-    session.about.print(timing_table(ended["run"]["timing"]))
-    raise typer.Exit(tell_end(session, ended["run"]["state"], ended["run"]))
-
-
-def tell_end(session: Session, state: RunState, run: Run) -> int:
-    """Print how a run ended, with its error; returns the exit code."""
-    style = {"completed": "green", "failed": "red"}.get(state, "yellow")
-    session.about.print(f"[{style}]{state}[/{style}]{_usage(run['usage'])}")
-    error = run["error"]
-    if error:
-        session.about.print(f"{error['type']}: {error['message']}", markup=False, soft_wrap=True)
-    return 0 if state == "completed" else EXIT_FAILED
-
-
-def _usage(usage: dict[str, Any]) -> str:
-    total = usage.get("total_tokens")
-    return f"  [dim]{total} tokens[/dim]" if total else ""
+        raise typer.Exit(exit_code(ended["run"]))
+    if after is None and (wanted is None or "messages" in wanted):  # else only a part was asked for
+        show_rest(session, live, ended)
+    raise typer.Exit(tell_end(session, ended["run"], asked=live.asked))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import asyncpg
@@ -129,18 +129,24 @@ class KeysStore:
 
         Raises NotFound; FailedPrecondition for the last valid admin key, without which nobody could make another.
         """
+        if "\x00" in key_id:
+            raise _not_found(key_id)
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK_ADMINS)
             if await connection.fetchval(_REVOKE, key_id) is not None:
                 return
             if await connection.fetchval(_EXISTS, key_id) is None:
-                raise NotFound(f"key {key_id[:64]!r} not found", reason="KEY_NOT_FOUND", metadata={"id": key_id[:64]})
+                raise _not_found(key_id)
         raise FailedPrecondition(
             f'{key_id} is the last valid admin key: make another one first, by POST /v1/keys with scopes ["admin"]'
             " or `headrace keys create NAME --scope admin`, and revoke this one with it",
             reason="LAST_ADMIN_KEY",
             metadata={"key_id": key_id},
         )
+
+
+def _not_found(key_id: str) -> NotFound:
+    return NotFound(f"key {key_id[:64]!r} not found", reason="KEY_NOT_FOUND", metadata={"id": key_id[:64]})
 
 
 def _api_key(row: Any) -> ApiKey:
@@ -156,10 +162,15 @@ def _read_token(token: str) -> tuple[datetime | None, str | None]:
         return None, None
     try:
         created_at, key_id = orjson.loads(bytes.fromhex(token))
-        return datetime.fromisoformat(created_at), str(key_id)
-    except (ValueError, TypeError):
+        if not isinstance(key_id, str) or "\x00" in key_id:
+            _refuse_token()
+        # Overflows in the first and last hours of the calendar, which the driver would refuse later.
+        return datetime.fromisoformat(created_at).astimezone(UTC), key_id
+    except (ValueError, TypeError, OverflowError):
         _refuse_token()
 
 
 def _refuse_token() -> NoReturn:
-    raise InvalidArgument("page_token is not one that a page gave", reason="PAGE_TOKEN_INVALID", field="page_token")
+    raise InvalidArgument(
+        "page_token: is not one that a page of this list gave", reason="PAGE_TOKEN_INVALID", field="page_token"
+    )

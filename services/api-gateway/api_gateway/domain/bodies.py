@@ -5,11 +5,11 @@ What a value means (which agents exist, which modes, NUL in a text) is run-worke
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from headrace_kit.errors import InvalidArgument
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from api_gateway.domain.wording import plain_words
@@ -19,6 +19,17 @@ Scope = Literal["read", "write", "admin"]
 
 MAX_KEY_SECONDS = 10 * 366 * 86_400
 """The longest life of a key that expires, ten years: beyond it the caller means none."""
+
+
+def _storable(text: str) -> str:
+    if "\x00" in text:
+        raise PydanticCustomError("nul", "must not hold a NUL character")
+    return text
+
+
+# Texts that the gateway stores itself: PostgreSQL has no NUL.
+Label = Annotated[str, Field(max_length=200), AfterValidator(_storable)]
+User = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)]
 
 
 class Body(BaseModel):
@@ -72,8 +83,8 @@ class SubmitRequest(Body):
 class CreateKey(Body):
     """POST /v1/keys."""
 
-    label: str = Field(default="", max_length=200)
-    uid: str | None = Field(default=None, min_length=1, max_length=200)
+    label: Label = ""
+    uid: User | None = None
     scopes: tuple[Scope, ...] = Field(default=("read", "write"), min_length=1, strict=False)
     expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_SECONDS)
 

@@ -24,7 +24,7 @@ _TYPES = {
 def plain_words(error: ErrorDetails, *, known: Sequence[str]) -> str:
     """Return the sentence for one of pydantic's errors; `known` are the fields that the body may have."""
     kind, context = error["type"], error.get("ctx", {})
-    if kind == "one_input":
+    if kind in ("one_input", "nul"):
         return error["msg"]
     if kind == "extra_forbidden":
         return f"unknown field; allowed: {', '.join(known)}"

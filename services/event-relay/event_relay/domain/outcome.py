@@ -25,12 +25,12 @@ class Outcome:
     result: bytes | None
     """JSON of the `result` event."""
     queue: bytes | None
-    """JSON of the `queue` event while the run waits."""
+    """JSON of the `queue` event while the run waits; None also while a pending run is on its way to its claim."""
 
     @property
     def waiting(self) -> bool:
-        """Return whether the run waits to start."""
-        return self.queue is not None
+        """Return whether the run has yet to start: the reason for which it waits may come or change."""
+        return self.queue is not None or self.state == "pending"
 
     @property
     def over(self) -> bool:

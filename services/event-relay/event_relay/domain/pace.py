@@ -1,6 +1,7 @@
 """How often a run's stream is read.
 
-At the base interval after an event; doubling while empty up to `busy_max`; up to `idle_max` once nothing came for
+At the base interval after an event and for `hold` more (a model's first token comes a moment after `metadata`, and one
+XREAD serves all tails that are due); then doubling while empty up to `busy_max`; up to `idle_max` once nothing came for
 `idle_after`; times uniform(1 - jitter, 1 + jitter); never past the next probe. Due times fall on a common grid, coarser
 for longer intervals, so that tails that are due at about the same time are read together.
 """
@@ -25,6 +26,7 @@ class PaceFigures:
     """Figures of `[relay]` in the budget file, in seconds."""
 
     base: float
+    hold: float
     busy_max: float
     idle_after: float
     idle_max: float
@@ -35,6 +37,7 @@ class PaceFigures:
         """Take them from the budget's table."""
         return cls(
             base=relay["base_interval_seconds"],
+            hold=relay["hold_seconds"],
             busy_max=relay["busy_max_interval_seconds"],
             idle_after=relay["idle_after_seconds"],
             idle_max=relay["idle_max_interval_seconds"],
@@ -67,7 +70,9 @@ class Pace:
         self.interval = self._figures.base
 
     def saw_nothing(self, now: float) -> None:
-        """Note that a read brought nothing: twice the interval, up to the ceiling."""
+        """Note that a read brought nothing: after the hold, twice the interval, up to the ceiling."""
+        if now - self._last_event_at < self._figures.hold:
+            return
         idle = now - self._last_event_at >= self._figures.idle_after
         self.interval = min(self.interval * 2, self._figures.idle_max if idle else self._figures.busy_max)
 

@@ -58,8 +58,12 @@ WITH me AS (
   INSERT INTO attempts (run_id, attempt, executor_id) SELECT run_id, attempt, $1 FROM taken
 )
 SELECT taken.*, q.input, q.command, q.config, q.context, q.checkpoint, q.stream_modes, q.stream_subgraphs,
-  q.durability, q.metadata, q.traceparent, (SELECT waiting FROM share) AS waiting
+  q.durability, q.metadata, q.traceparent, (SELECT waiting FROM share) AS waiting,
+  -- `closed` is of this statement and cannot be seen by it.
+  CASE WHEN p.outcome IS NULL AND taken.taken_over THEN 'lease_expired' ELSE p.outcome END AS previous_outcome,
+  p.error ->> 'type' AS previous_error
 FROM taken JOIN requests q ON q.request_id = taken.request_id
+  LEFT JOIN attempts p ON p.run_id = taken.run_id AND p.attempt = taken.attempt - 1
 ORDER BY taken.created_at, taken.run_id
 """
 
@@ -105,6 +109,8 @@ class ClaimedRun:
     durability: str
     metadata: Mapping[str, Any]
     traceparent: str
+    previous: Mapping[str, str] | None = None
+    """How the attempt before ended, {outcome, error_type?}; None for the first one."""
 
 
 async def claim(
@@ -160,7 +166,14 @@ def _run(row: Any) -> ClaimedRun:
         durability=row["durability"],
         metadata=_json(row["metadata"]) or {},
         traceparent=row["traceparent"],
+        previous=_previous(row["previous_outcome"], row["previous_error"]),
     )
+
+
+def _previous(outcome: str | None, error_type: str | None) -> Mapping[str, str] | None:
+    if outcome is None:
+        return None
+    return {"outcome": outcome} | ({"error_type": error_type} if error_type else {})
 
 
 def _json(text: str | None) -> Any:

@@ -200,7 +200,7 @@ async def commit_end(
             return await end_owned(
                 connection, run_id=run_id, attempt=attempt, owner=owner, last_n=last_n, ending=ending
             )
-    except asyncpg.PostgresError as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise EndRefused(f"{type(error).__name__}: {error}") from error
 
 

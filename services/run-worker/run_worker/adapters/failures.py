@@ -11,6 +11,7 @@ from headrace_agent.errors import ModelRefused, ModelTimeout, ModelUnavailable
 from headrace_kit.errors import ResourceExhausted, Unavailable
 from langgraph.errors import GraphRecursionError
 
+from run_worker.adapters.blame import node_of, place_of
 from run_worker.adapters.saver import FenceLost
 from run_worker.domain.encoding import clean_text
 from run_worker.domain.limits import LeaseOver
@@ -68,7 +69,7 @@ def judge(error: BaseException) -> Failure:
             return Failure(Verdict.FAIL, "recursion_limit", _text(own))
         if type(own).__module__.partition(".")[0] in _SUPPLIER_CLIENTS:
             return _supplier(own)
-    return Failure(Verdict.FAIL, "graph_error", _text(error), {"exception": type(error).__name__})
+    return _raised(error)
 
 
 def _supplier(error: BaseException) -> Failure:
@@ -78,7 +79,23 @@ def _supplier(error: BaseException) -> Failure:
         return Failure(Verdict.FAIL, "model_refused", _text(error), {"status": status, "reason": reason})
     if isinstance(status, int) or "Connection" in type(error).__name__ or "Timeout" in type(error).__name__:
         return Failure(Verdict.RETRY, "model_unavailable", _text(error), {"status": status})
-    return Failure(Verdict.FAIL, "graph_error", _text(error), {"exception": type(error).__name__})
+    return _raised(error)
+
+
+def _raised(error: BaseException) -> Failure:
+    """Return the failure of a graph whose own code, or something that it called, raised."""
+    name, text = type(error).__name__, clean_text(str(error))[:MESSAGE_MAX_CHARS]
+    node, place = node_of(error), place_of(error)
+    message = f"{name}: {text}" if text else name
+    message += f" in node {clean_text(node)!r}" if node else ""
+    message += f" ({place})" if place else ""
+    details = {
+        "exception": name,
+        "node": clean_text(node) if node else None,
+        "file": place.file if place else None,
+        "line": place.line if place else None,
+    }
+    return Failure(Verdict.FAIL, "graph_error", clean_text(message), details)
 
 
 def _own(error: BaseException) -> Iterator[BaseException]:

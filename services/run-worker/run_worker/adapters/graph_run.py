@@ -6,9 +6,10 @@ config is the same over all attempts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from langgraph.types import Command
 from run_worker.adapters.claims import ClaimedRun
 from run_worker.adapters.observer import RunObserver
 from run_worker.adapters.patient_saver import PatientSaver
+from run_worker.adapters.state_messages import MessagePiece, StateMessages, Told, place_id
 from run_worker.adapters.wire import (
     METADATA_KEYS,
     json_default,
@@ -35,6 +37,9 @@ from run_worker.domain.transcript import TranscriptMessage
 
 CANCELLED_CALL: Final = "The run was stopped before this call finished."
 """Content of the tool message that answers a call which a stop cut off: providers refuse a history with open calls."""
+
+_UNNAMED: Final = re.compile("unnamed-[0-9a-f-]{36}-[0-9]+")
+"""Ids that place_id makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +69,6 @@ class After:
 
 
 @dataclass(frozen=True, slots=True)
-class MessagePiece:
-    """A `messages` item of the stream: a chunk of a foreign model, or a complete message."""
-
-    message: BaseMessage
-    metadata: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class StreamEvent:
     """An item of another stream mode, encoded."""
 
@@ -95,21 +92,23 @@ class GraphRun:
         return run_config(self._run)
 
     async def stream(
-        self, *, resumed: bool, observer: RunObserver, durability: str
+        self, *, resumed: bool, observer: RunObserver, told: Told, durability: str
     ) -> AsyncGenerator[MessagePiece | StreamEvent, None]:
-        """Execute the graph and yield what it streams."""
+        """Execute the graph and yield what it streams; `told` knows what viewers have seen."""
         run = self._run
         config = run_config(run, resumed=resumed)
         config["callbacks"] = [observer]
         if self._recursion_limit is not None:
             config.setdefault("recursion_limit", self._recursion_limit)
-        asked = [mode for mode in run.stream_modes if mode != EventName.MESSAGES]
+        asked = {mode for mode in run.stream_modes if mode != EventName.MESSAGES}
+        state = StateMessages(run.run_id, told)
         stream = self._graph.astream(
             None if resumed else _input_of(run),
             config,
             context=run.context,
-            # `messages` stays on for foreign models: those of ours tell their tokens through the sink.
-            stream_mode=[EventName.MESSAGES.value, *asked],
+            # `messages` stays on for foreign models: those of ours tell their tokens through the sink. `updates` and
+            # `values` are for messages that only the state has; they are encoded only when they were asked for.
+            stream_mode=sorted({EventName.MESSAGES.value, EventName.UPDATES.value, EventName.VALUES.value, *asked}),
             subgraphs=run.stream_subgraphs,
             durability=durability,
         )
@@ -120,7 +119,14 @@ class GraphRun:
                     message, metadata = data
                     kept = {key: metadata[key] for key in METADATA_KEYS if key in metadata}
                     yield MessagePiece(message, kept)
-                else:
+                    continue
+                top_level = len(item) == 2 or not item[0]
+                if mode == EventName.UPDATES and top_level:
+                    state.updated(data)
+                elif mode == EventName.VALUES and top_level:
+                    for piece in state.untold(data):
+                        yield piece
+                if mode in asked:
                     yield StreamEvent(mode, json_bytes(data, json_default))
 
     async def after(self, before: Before) -> After:
@@ -221,9 +227,10 @@ async def read_before(saver: PatientSaver, run: ClaimedRun, other_ids: frozenset
         return Before(resumed=False, known_ids=ids, known_count=len(messages))
     if other_ids is None:
         return None
-    before = Before(resumed=True, known_ids=other_ids, known_count=0)
-    values = found.checkpoint["channel_values"]
-    return Before(resumed=True, known_ids=other_ids, known_count=0, own=_own_messages(values, before, run.run_id))
+    # Messages without ids have those of their places, which come before this run's.
+    places = [int(known.rpartition("-")[2]) for known in other_ids if _UNNAMED.fullmatch(known)]
+    before = Before(resumed=True, known_ids=other_ids, known_count=max(places, default=-1) + 1)
+    return replace(before, own=_own_messages(found.checkpoint["channel_values"], before, run.run_id))
 
 
 def _own_messages(values: Any, before: Before, run_id: UUID) -> list[TranscriptMessage]:
@@ -232,7 +239,7 @@ def _own_messages(values: Any, before: Before, run_id: UUID) -> list[TranscriptM
         # A message without an id is told apart by its place only.
         if message.id in before.known_ids or (message.id is None and index < before.known_count):
             continue
-        told = to_transcript(message, message.id or f"unnamed-{run_id}-{index}")
+        told = to_transcript(message, message.id or place_id(run_id, index))
         if told.role != "user":
             own.append(told)
     return own

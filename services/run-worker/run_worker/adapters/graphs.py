@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,8 @@ import orjson
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
-from run_worker.domain.encoding import json_text
+from run_worker.adapters.blame import place_of
+from run_worker.adapters.schemas import bare_schema
 
 DURABILITIES: Final = ("async", "sync", "exit")
 _SETTINGS: Final = frozenset(
@@ -122,6 +123,7 @@ def builtin_file() -> Path:
 async def load_graphs(files: Sequence[Path]) -> tuple[dict[str, Agent], list[GraphError]]:
     """Load every graph of every file; return agents by name, and an error for each that could not be loaded."""
     agents: dict[str, Agent] = {}
+    owners: dict[str, Path] = {}
     errors: list[GraphError] = []
     for file in files:
         try:
@@ -131,12 +133,19 @@ async def load_graphs(files: Sequence[Path]) -> tuple[dict[str, Agent], list[Gra
             continue
         for name, entry in entries.items():
             try:
-                if name in agents:
-                    raise GraphNameTaken("the name is taken by another graph", file=file, graph=name)
+                if name in owners:
+                    raise GraphNameTaken(_taken_by(owners[name]), file=file, graph=name)
+                owners[name] = file
                 agents[name] = await _load(file, name, entry, settings.get(name, AgentSettings()))
             except GraphError as error:
                 errors.append(error)
     return agents, errors
+
+
+def _taken_by(owner: Path) -> str:
+    if owner == builtin_file():
+        return "the name is taken by a built-in agent; take another one"
+    return f"the name is taken by a graph of {owner}; take another one"
 
 
 async def check_graphs(files: Sequence[Path]) -> list[GraphError]:
@@ -167,7 +176,10 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, AgentSettings]]:
     if not isinstance(given, dict):
         raise GraphFileInvalid("`headrace.agents` must be an object", file=file)
     if unknown := set(given) - set(raw["graphs"]):
-        raise GraphFileInvalid(f"`headrace.agents` names no graph: {', '.join(sorted(unknown))}", file=file)
+        raise GraphFileInvalid(
+            f"`headrace.agents` names no graph: {', '.join(sorted(unknown))}; there are: {_listed(raw['graphs'])}",
+            file=file,
+        )
     return raw["graphs"], {name: _settings(file, name, value) for name, value in given.items()}
 
 
@@ -187,12 +199,17 @@ def _apply_env(env: Any, file: Path, root: Path) -> None:
 
 def _settings(file: Path, name: str, given: Any) -> AgentSettings:
     if not isinstance(given, dict) or (unknown := set(given) - _SETTINGS):
-        told = f"unknown {', '.join(sorted(unknown))}" if isinstance(given, dict) else "not an object"
+        told = (
+            f"unknown {_listed(unknown)}; there are: {_listed(_SETTINGS)}"
+            if isinstance(given, dict)
+            else "not an object"
+        )
         raise GraphFileInvalid(f"settings: {told}", file=file, graph=name)
     for key, value in given.items():
         if key == "durability":
             if value not in DURABILITIES:
-                raise GraphFileInvalid(f"durability must be one of {', '.join(DURABILITIES)}", file=file, graph=name)
+                told = f"durability {str(value)[:32]!r} is none of {', '.join(DURABILITIES)}"
+                raise GraphFileInvalid(told, file=file, graph=name)
         elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise GraphFileInvalid(f"{key} must be a number above 0", file=file, graph=name)
     return AgentSettings(**given)
@@ -207,7 +224,9 @@ async def _load(file: Path, name: str, entry: Any, settings: AgentSettings) -> A
     module, source = _import(file, name, target)
     found = getattr(module, attribute, None)
     if found is None:
-        raise GraphAttributeMissing(f"{target} has no {attribute!r}", file=file, graph=name)
+        raise GraphAttributeMissing(
+            f"{target} has no {attribute!r}; it has: {_listed(_candidates(module))}", file=file, graph=name
+        )
     per_run = None
     if callable(found) and not isinstance(found, Pregel | StateGraph):
         takes_config = _takes_config(found, file, name)
@@ -216,9 +235,7 @@ async def _load(file: Path, name: str, entry: Any, settings: AgentSettings) -> A
         try:
             found = await _awaited(found({"configurable": {}}) if takes_config else found())
         except Exception as error:
-            raise GraphImportFailed(
-                f"{attribute}() raised {type(error).__name__}: {error}", file=file, graph=name
-            ) from error
+            raise GraphImportFailed(f"{attribute}() raised {_told(error)}", file=file, graph=name) from error
     graph = _compiled(found, file=file, name=name)
     digest = hashlib.sha256(source + orjson.dumps(entry, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return Agent(
@@ -227,8 +244,8 @@ async def _load(file: Path, name: str, entry: Any, settings: AgentSettings) -> A
         digest=digest,
         settings=settings,
         graph=graph,
-        input_schema=_schema(graph.get_input_jsonschema),
-        output_schema=_schema(graph.get_output_jsonschema),
+        input_schema=bare_schema(graph.get_input_jsonschema, graph=name, which="input"),
+        output_schema=bare_schema(graph.get_output_jsonschema, graph=name, which="output"),
         per_run=per_run,
     )
 
@@ -247,7 +264,7 @@ def _import(file: Path, name: str, target: str) -> tuple[ModuleType, bytes]:
     except GraphError:
         raise
     except Exception as error:
-        raise GraphImportFailed(f"{target} raised {type(error).__name__}: {error}", file=file, graph=name) from error
+        raise GraphImportFailed(f"{target} raised {_told(error)}", file=file, graph=name) from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -299,15 +316,27 @@ def _compiled(found: Any, *, file: Path, name: str) -> Pregel[Any, Any, Any, Any
     if isinstance(found, StateGraph):
         found = found.compile()
     if not isinstance(found, Pregel):
-        raise NotAGraph(f"is a {type(found).__name__}, not a graph", file=file, graph=name)
+        kind = type(found).__name__
+        article = "an" if kind[:1].lower() in "aeiou" else "a"
+        raise NotAGraph(f"is {article} {kind}, not a graph", file=file, graph=name)
     return found
 
 
-def _schema(make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return a JSON schema, or nothing where a graph's types have none."""
-    try:
-        schema = make()
-        json_text(schema)
-    except Exception:  # noqa: BLE001  # types of the author's: a graph without a schema still runs
-        return {}
-    return schema
+def _told(error: BaseException) -> str:
+    """Return an exception with the author's line that it came from."""
+    place = place_of(error)
+    # A SyntaxError's text names file and line too.
+    text = (error.msg if isinstance(error, SyntaxError) else None) or str(error)
+    return f"{type(error).__name__}: {text}" + (f" ({place})" if place else "")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """Return the names in a module that could be meant: its graphs, or else its own functions."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    graphs = [name for name, value in public.items() if isinstance(value, Pregel | StateGraph)]
+    own = [n for n, v in public.items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+    return graphs or own

@@ -6,6 +6,7 @@ Round trips: begin, lock, intake, commit, and the projection of the request; one
     verdict       when                                           written
     replay        the key is known                               nothing; the first answer again (or ALREADY_EXISTS)
     missing       no such thread of this user                    nothing
+    agent_gone    executors live, and none has its agent         nothing
     interrupted   the thread waits for an answer                 nothing
     busy          strategy reject, thread busy or queued         nothing
     user_limit    the user's pending requests are used up        nothing
@@ -24,6 +25,7 @@ import orjson
 from headrace_kit.postgres import Database
 
 from run_worker import errors
+from run_worker.adapters.agents import LOADED, loaded_names
 from run_worker.adapters.projections import REQUESTS
 from run_worker.domain.inputs import Submission
 
@@ -32,15 +34,16 @@ SELECT true FROM threads WHERE thread_id = $1 AND uid = $2 AND deleted_at IS NUL
 """
 
 # The counts are not locked: under a race the limits give way by as many requests as race.
-INTAKE: Final = """
+INTAKE: Final = f"""
 WITH waiting AS (
   SELECT count(*) AS total, count(*) FILTER (WHERE uid = $2) AS mine
   FROM (SELECT uid FROM requests WHERE state = 'queued' UNION ALL SELECT uid FROM runs WHERE state = 'pending') w
 ), facts AS (
-  SELECT t.agent, w.total, w.mine, t.state AS thread_state,
+  SELECT t.agent, w.total, w.mine,
     CASE WHEN $6::text IS NOT NULL AND EXISTS (SELECT FROM requests WHERE uid = $2 AND idempotency_key = $6)
            THEN 'replay'
          WHEN NOT $21 OR t.thread_id IS NULL THEN 'missing'
+         WHEN NOT EXISTS (SELECT FROM agents WHERE name = t.agent AND {LOADED}) THEN 'agent_gone'
          WHEN t.state = 'interrupted' THEN 'interrupted'
          WHEN t.state = 'idle' OR (t.state = 'paused' AND NOT q.waits) THEN
            CASE WHEN w.mine >= $19 THEN 'user_limit' WHEN w.total >= $20 THEN 'total_limit' ELSE 'dispatch' END
@@ -82,8 +85,8 @@ WITH waiting AS (
   SELECT q.run_id, q.request_id, q.thread_id, q.uid, q.agent, thread.runs_count, q.run_id
   FROM request q, thread WHERE q.state = 'dispatched'
 )
-SELECT f.verdict, f.thread_state, q.request_id AS written FROM facts f LEFT JOIN request q ON true
-"""
+SELECT f.verdict, f.agent, q.request_id AS written FROM facts f LEFT JOIN request q ON true
+"""  # noqa: S608  # constants only
 
 FIND_BY_KEY: Final = "SELECT request_id, thread_id, body_sha256 FROM requests WHERE uid = $1 AND idempotency_key = $2"
 
@@ -121,7 +124,8 @@ async def take_in(
 ) -> Taken:
     """Commit a submission and return its request.
 
-    Raises NotFound, FailedPrecondition (interrupted, busy), AlreadyExists (key with another body) or ResourceExhausted.
+    Raises NotFound, FailedPrecondition (agent not loaded, interrupted, busy), AlreadyExists (key with another body) or
+    ResourceExhausted.
     """
     async with database.connection() as connection:
         async with connection.transaction():
@@ -162,6 +166,8 @@ async def take_in(
                 raise errors.key_reused(idempotency_key)
             row = await connection.fetchrow(GET_REQUEST, first["request_id"])
             return Taken(row, replayed=True, dispatched=False)
+    if verdict == "agent_gone":
+        raise errors.agent_not_loaded(outcome["agent"], await loaded_names(database))
     raise _refusal(verdict, thread_id=thread_id, limits=limits)
 
 

@@ -66,7 +66,7 @@ class Watched:
 
 
 async def register(
-    database: Database,
+    connection: Any,
     *,
     executor_id: UUID,
     control_id: UUID,
@@ -78,7 +78,7 @@ async def register(
     lease_seconds: float,
 ) -> None:
     """Insert the executor's row; its lease begins."""
-    await database.execute(REGISTER, executor_id, control_id, host, pid, address, version, slots, lease_seconds)
+    await connection.execute(REGISTER, executor_id, control_id, host, pid, address, version, slots, lease_seconds)
 
 
 async def mark_draining(database: Database, *, executor_id: UUID) -> None:

@@ -2,7 +2,8 @@
 
 A run answers from intake on: until its row exists it is the request that is `queued` (or was `cancelled`). Both selects
 join requests q, threads t and runs r, and hide deleted threads; callers add only the filter and the order.
-The wait columns say the same as the view run_outcome, which belongs to event-relay.
+The wait columns say the same as the view run_outcome, which belongs to event-relay: a pending run is on its way to its
+claim in its first second, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ _WAIT: Final = """
        WHEN r.state = 'pending' THEN
          CASE WHEN EXISTS (SELECT FROM runs f WHERE f.thread_id = r.thread_id AND f.runtime_cleanup_pending)
                 THEN 'fence'
-              WHEN r.not_before > now() THEN 'back_off' ELSE 'no_slot' END
+              WHEN r.not_before > now() THEN 'back_off'
+              WHEN greatest(r.created_at, r.not_before) <= now() - interval '1 second' THEN 'no_slot' END
   END AS wait_reason,
   CASE WHEN r.run_id IS NULL AND q.state = 'queued' THEN q.created_at
-       WHEN r.state = 'pending' THEN r.created_at END AS wait_since,
+       WHEN r.state <> 'pending' THEN NULL
+       WHEN EXISTS (SELECT FROM runs f WHERE f.thread_id = r.thread_id AND f.runtime_cleanup_pending) THEN r.created_at
+       WHEN r.not_before > now()
+         THEN coalesce((SELECT max(a.finished_at) FROM attempts a WHERE a.run_id = r.run_id), r.created_at)
+       WHEN greatest(r.created_at, r.not_before) <= now() - interval '1 second'
+         THEN greatest(r.created_at, r.not_before) END AS wait_since,
   CASE WHEN r.run_id IS NULL AND q.state = 'queued' THEN t.active_run_id END AS wait_run_id
 """
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from headrace_kit.postgres import Database
+from typing import Any
 
 from run_worker.adapters.graphs import Agent
 from run_worker.domain.encoding import json_text
@@ -20,10 +19,11 @@ ON CONFLICT (name) DO UPDATE SET description = excluded.description, input_schem
 """
 
 
-async def publish_agents(database: Database, agents: Iterable[Agent]) -> None:
+async def publish_agents(connection: Any, agents: Iterable[Agent]) -> None:
     """Insert or renew the rows of these agents, in one statement; those of other executors stay.
 
-    Every start renews `updated_at`: an agent that no live executor has published since its start is not listed.
+    Every start renews `updated_at`: an agent that no live executor has published since its start is not loaded. Call it
+    in the transaction that registers the executor, so that its agents are never older than it is.
     """
     rows = [
         {
@@ -36,4 +36,4 @@ async def publish_agents(database: Database, agents: Iterable[Agent]) -> None:
         }
         for agent in agents
     ]
-    await database.execute(PUBLISH, json_text(rows))
+    await connection.execute(PUBLISH, json_text(rows))

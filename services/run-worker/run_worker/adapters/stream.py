@@ -7,7 +7,7 @@ by a fenced-off attempt; only an attempt's first entry, or a snapshot after a lo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -164,11 +164,18 @@ class ProjectionWriter:
         return [run_id for run_id, value in zip(run_ids, values, strict=True) if value is not None]
 
 
-def metadata_event(*, run_id: str, thread_id: str, request_id: str, attempt: int, agent: str) -> bytes:
-    """Return the data of the first event of an attempt."""
-    return json_bytes(
-        {"run_id": run_id, "thread_id": thread_id, "request_id": request_id, "attempt": attempt, "agent": agent}
-    )
+def metadata_event(
+    *,
+    run_id: str,
+    thread_id: str,
+    request_id: str,
+    attempt: int,
+    agent: str,
+    previous: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return the data of the first event of an attempt; `previous` says how the attempt before ended, and why."""
+    told = {"run_id": run_id, "thread_id": thread_id, "request_id": request_id, "attempt": attempt, "agent": agent}
+    return json_bytes(told if previous is None else {**told, "previous": previous})
 
 
 def end_event(status: str) -> bytes:

@@ -11,13 +11,14 @@ from uuid import UUID
 from headrace_kit.postgres import Database
 
 from run_worker import errors
+from run_worker.adapters.agents import LOADED, loaded_names
 
-CREATE_THREAD: Final = """
+CREATE_THREAD: Final = f"""
 INSERT INTO threads (thread_id, uid, agent, title, metadata, idempotency_key, body_sha256)
-SELECT $1, $2, a.name, $4, $5::jsonb, $6, $7 FROM agents a WHERE a.name = $3
+SELECT $1, $2, name, $4, $5::jsonb, $6, $7 FROM agents WHERE name = $3 AND {LOADED}
 ON CONFLICT DO NOTHING
 RETURNING *
-"""
+"""  # noqa: S608  # constants only
 
 FIND_BY_KEY: Final = "SELECT * FROM threads WHERE uid = $1 AND idempotency_key = $2"
 
@@ -82,7 +83,7 @@ async def create_thread(database: Database, new: NewThread) -> Any:
             return first
     if await database.fetchval(EXISTS, new.thread_id):
         raise errors.thread_exists(new.thread_id)
-    raise errors.agent_unknown(new.agent)
+    raise errors.agent_unknown(new.agent, await loaded_names(database))
 
 
 async def get_thread(database: Database, *, thread_id: UUID, uid: str) -> Any:

@@ -75,17 +75,28 @@ def to_transcript(message: BaseMessage, message_id: str | None = None) -> Transc
     )
 
 
-def state_messages(values: Any) -> list[BaseMessage]:
-    """Return the messages of a graph's state; none if it has no `messages` or they are something else."""
+def raw_messages(values: Any) -> Sequence[Any]:
+    """Return what a graph's state has as its messages, as it has them; nothing if that is no list."""
     found = values.get("messages") if isinstance(values, Mapping) else getattr(values, "messages", None)
     if isinstance(values, list):
         found = values
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        return []
+    return found if isinstance(found, Sequence) and not isinstance(found, str) else ()
+
+
+def converted(raw: Any) -> BaseMessage | None:
+    """Return a message object for any of LangChain's forms of a message, None for what is none."""
+    if isinstance(raw, BaseMessage):
+        return raw
     try:
-        return list(convert_to_messages(found))
+        return convert_to_messages([raw])[0]
     except (ValueError, TypeError, KeyError, NotImplementedError):
-        return []
+        return None
+
+
+def state_messages(values: Any) -> list[BaseMessage]:
+    """Return the messages of a graph's state; none if it has no `messages` or one of them is something else."""
+    found = [converted(raw) for raw in raw_messages(values)]
+    return [] if None in found else [message for message in found if message is not None]
 
 
 def partial_ai_message(message: TranscriptMessage) -> AIMessage:

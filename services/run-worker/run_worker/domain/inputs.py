@@ -30,6 +30,7 @@ MAX_TITLE: Final = 200
 """Characters of a thread's title."""
 
 _USER_ROLES: Final = frozenset({"user", "human"})
+_USER_PAIRS: Final = tuple([role] for role in sorted(_USER_ROLES))
 
 
 class InputError(ValueError):
@@ -225,14 +226,21 @@ def _user_messages(given: dict[str, Any], mint_id: Callable[[], str]) -> Iterato
     found = given.get("messages")
     alone = isinstance(found, dict)
     for index, message in enumerate([found] if alone else found if isinstance(found, list) else ()):
-        if not isinstance(message, dict) or (message.get("role") or message.get("type")) not in _USER_ROLES:
-            continue
         place = "input.messages" if alone else f"input.messages[{index}]"
+        if not isinstance(message, dict):
+            # LangChain's short forms, a text or [role, text], go to the graph as they are.
+            if message == "" or (isinstance(message, list) and message[:1] in _USER_PAIRS and _empty(message[-1])):
+                raise InputError(place, "is empty")
+            continue
+        if (message.get("role") or message.get("type")) not in _USER_ROLES:
+            continue
         content = message.get("content")
         if not isinstance(content, str | list):
             raise InputError(
                 f"{place}.content", f"must be a string or an array of content blocks, not {_kind(content)}"
             )
+        if _empty(content):
+            raise InputError(f"{place}.content", "is empty")
         message_id = message.get("id") or mint_id()
         if not isinstance(message_id, str) or len(message_id) > MAX_MESSAGE_ID:
             raise InputError(f"{place}.id", f"must be a string of at most {MAX_MESSAGE_ID} characters")
@@ -241,6 +249,15 @@ def _user_messages(given: dict[str, Any], mint_id: Callable[[], str]) -> Iterato
             raise InputError(f"{place}.name", "must be a string")
         message["id"] = message_id
         yield UserMessage(message_id, content, name)
+
+
+def _empty(content: Any) -> bool:
+    """Say whether a message's content is nothing: no text, no block, or text blocks without text only."""
+    if isinstance(content, list):
+        return all(
+            isinstance(block, dict) and block.get("type") == "text" and not block.get("text") for block in content
+        )
+    return isinstance(content, str) and not content
 
 
 def _kind(value: Any) -> str:

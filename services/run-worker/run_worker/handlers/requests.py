@@ -71,20 +71,24 @@ class RequestCalls:
 
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Any) -> pb.ListRequestsResponse:  # noqa: N802  # proto
         """List a thread's requests, newest first."""
+        uid = user()
         thread_id = parse_id(request.thread_id, kind="thread")
+        within = pages.scope("requests", uid, thread_id)
         with checked():
             size = pages.page_size(request.page_size, default=pages.LIST_DEFAULT, maximum=pages.LIST_MAX)
-            before, before_id = pages.decode_time_key(request.page_token)
+            before, before_id = pages.decode_time_key(within, request.page_token)
         rows = await requests.list_requests(
             self._control.database,
             thread_id=thread_id,
-            uid=user(),
+            uid=uid,
             before=before,
             before_id=before_id,
             limit=size + 1,
         )
         shown = rows[:size]
-        token = pages.encode_time_key(shown[-1]["created_at"], shown[-1]["request_id"]) if len(rows) > size else ""
+        token = (
+            pages.encode_time_key(within, shown[-1]["created_at"], shown[-1]["request_id"]) if len(rows) > size else ""
+        )
         return pb.ListRequestsResponse(requests=[replies.request(row) for row in shown], next_page_token=token)
 
     async def CancelRequest(self, request: pb.CancelRequestRequest, context: Any) -> pb.CancelRequestResponse:  # noqa: N802  # proto

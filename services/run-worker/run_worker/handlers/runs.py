@@ -22,6 +22,9 @@ DEADLINE_MARGIN_SECONDS: Final = 0.25
 """Left of the caller's deadline for the answer itself."""
 
 
+_STATES: Final = [value for value in run_pb2.Run.State.DESCRIPTOR.values if value.number]
+
+
 class RunCalls:
     """Mixed into RunService."""
 
@@ -37,21 +40,24 @@ class RunCalls:
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:  # noqa: N802  # proto
         """List runs, newest first."""
+        uid = user()
         thread_id = parse_id(request.thread_id, kind="thread") if request.thread_id else None
+        states = sorted({_state_name(state) for state in request.states})
+        within = pages.scope("runs", uid, thread_id, *states)
         with checked():
             size = pages.page_size(request.page_size, default=pages.LIST_DEFAULT, maximum=pages.LIST_MAX)
-            before, before_id = pages.decode_time_key(request.page_token)
+            before, before_id = pages.decode_time_key(within, request.page_token)
         rows = await runs.list_runs(
             self._control.database,
-            uid=user(),
+            uid=uid,
             thread_id=thread_id,
-            states=[_state_name(state) for state in request.states],
+            states=states,
             before=before,
             before_id=before_id,
             limit=size + 1,
         )
         shown = rows[:size]
-        token = pages.encode_time_key(shown[-1]["listed_at"], shown[-1]["run_id"]) if len(rows) > size else ""
+        token = pages.encode_time_key(within, shown[-1]["listed_at"], shown[-1]["run_id"]) if len(rows) > size else ""
         return pb.ListRunsResponse(runs=[replies.run(row) for row in shown], next_page_token=token)
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Any) -> pb.CancelRunResponse:  # noqa: N802  # proto
@@ -96,13 +102,13 @@ class RunCalls:
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:  # noqa: N802  # proto
         """List the agents by name; they are the same for every user."""
-        user()
+        within = pages.scope("agents", user())
         with checked():
             size = pages.page_size(request.page_size, default=pages.LIST_DEFAULT, maximum=pages.LIST_MAX)
-            after = pages.decode_name_key(request.page_token)
+            after = pages.decode_name_key(within, request.page_token)
         rows = await agents.list_agents(self._control.database, after=after, limit=size + 1)
         shown = rows[:size]
-        token = pages.encode_name_key(shown[-1]["name"]) if len(rows) > size else ""
+        token = pages.encode_name_key(within, shown[-1]["name"]) if len(rows) > size else ""
         return pb.ListAgentsResponse(agents=[replies.agent(row) for row in shown], next_page_token=token)
 
 
@@ -119,5 +125,8 @@ def _wait_seconds(request: pb.WaitRunRequest, remaining: float | None) -> float:
 def _state_name(number: int) -> str:
     value = run_pb2.Run.State.DESCRIPTOR.values_by_number.get(number)
     if value is None or number == run_pb2.Run.STATE_UNSPECIFIED:
-        raise InvalidArgument(f"states: {number} is no state of a run", reason=BAD_INPUT, field="states")
+        known = ", ".join(f"{v.number} {v.name.removeprefix('STATE_').lower()}" for v in _STATES)
+        raise InvalidArgument(
+            f"states: {number} is no state of a run; these are {known}", reason=BAD_INPUT, field="states"
+        )
     return value.name.removeprefix("STATE_").lower()

@@ -15,6 +15,7 @@ from headrace_kit.postgres import Database
 from run_worker.adapters.aftermath import Aftermath
 from run_worker.adapters.intake import Limits
 from run_worker.domain.inputs import InputError
+from run_worker.domain.pages import PageTokenError
 
 BAD_INPUT: Final = "INVALID_INPUT"
 """Reason of every INVALID_ARGUMENT whose field says what to change."""
@@ -48,6 +49,10 @@ def checked() -> Iterator[None]:
     """Turn an InputError into INVALID_ARGUMENT that names the field."""
     try:
         yield
+    except PageTokenError as error:
+        raise InvalidArgument(
+            str(error), reason="PAGE_TOKEN_INVALID", field=error.field, metadata={"field": error.field}
+        ) from None
     except InputError as error:
         raise InvalidArgument(
             str(error), reason=BAD_INPUT, field=error.field, metadata={"field": error.field}

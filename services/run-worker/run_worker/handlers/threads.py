@@ -58,14 +58,18 @@ class ThreadCalls:
 
     async def ListThreads(self, request: pb.ListThreadsRequest, context: Any) -> pb.ListThreadsResponse:  # noqa: N802  # proto
         """List the user's threads, last changed first."""
+        uid = user()
+        within = pages.scope("threads", uid)
         with checked():
             size = pages.page_size(request.page_size, default=pages.LIST_DEFAULT, maximum=pages.LIST_MAX)
-            before, before_id = pages.decode_time_key(request.page_token)
+            before, before_id = pages.decode_time_key(within, request.page_token)
         rows = await threads.list_threads(
-            self._control.database, uid=user(), before=before, before_id=before_id, limit=size + 1
+            self._control.database, uid=uid, before=before, before_id=before_id, limit=size + 1
         )
         shown = rows[:size]
-        token = pages.encode_time_key(shown[-1]["updated_at"], shown[-1]["thread_id"]) if len(rows) > size else ""
+        token = (
+            pages.encode_time_key(within, shown[-1]["updated_at"], shown[-1]["thread_id"]) if len(rows) > size else ""
+        )
         return pb.ListThreadsResponse(threads=[replies.thread(row) for row in shown], next_page_token=token)
 
     async def UpdateThread(self, request: pb.UpdateThreadRequest, context: Any) -> pb.UpdateThreadResponse:  # noqa: N802  # proto
@@ -96,9 +100,10 @@ class ThreadCalls:
         """List a page of the transcript and the runs that it names: two statements, whatever their number."""
         uid = user()
         thread_id = parse_id(request.thread_id, kind="thread")
+        within = pages.scope("messages", uid, thread_id)
         with checked():
             size = pages.page_size(request.page_size, default=pages.MESSAGES_DEFAULT, maximum=pages.MESSAGES_MAX)
-            after = pages.decode_number_key(request.page_token)
+            after = pages.decode_number_key(within, request.page_token)
         rows = await messages.list_messages(
             self._control.database, thread_id=thread_id, uid=uid, after=after, limit=size + 1
         )
@@ -109,7 +114,7 @@ class ThreadCalls:
         return pb.ListMessagesResponse(
             messages=[replies.message(row) for row in shown],
             runs=[replies.run(by_id[run_id]) for run_id in run_ids if run_id in by_id],
-            next_page_token=pages.encode_number_key(shown[-1]["seq"]) if len(rows) > size else "",
+            next_page_token=pages.encode_number_key(within, shown[-1]["seq"]) if len(rows) > size else "",
         )
 
     async def GetThreadState(self, request: pb.GetThreadStateRequest, context: Any) -> pb.GetThreadStateResponse:  # noqa: N802  # proto

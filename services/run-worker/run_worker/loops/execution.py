@@ -25,7 +25,6 @@ from run_worker.adapters.failures import Failure, Verdict, judge
 from run_worker.adapters.graph_run import (
     Before,
     GraphRun,
-    MessagePiece,
     complete_message,
     delta_of,
     message_id,
@@ -37,6 +36,7 @@ from run_worker.adapters.leases import watch
 from run_worker.adapters.observer import RunObserver
 from run_worker.adapters.patient_saver import PatientSaver
 from run_worker.adapters.saver import Fence, FenceLost
+from run_worker.adapters.state_messages import MessagePiece
 from run_worker.adapters.stream import metadata_event
 from run_worker.domain import manifest as manifests
 from run_worker.domain.encoding import json_text
@@ -179,13 +179,15 @@ class Attempt:
                 request_id=str(row.request_id),
                 attempt=row.attempt,
                 agent=row.agent,
+                previous=row.previous,
             ),
         )
         agent = self._parts.agents.get(row.agent)
         if agent is None:
             if row.attempt > 1:
                 self.buffer.snapshot()
-            message = f"no agent {row.agent!r} is loaded"
+            known = ", ".join(sorted(self._parts.agents)) or "none"
+            message = f"no agent {row.agent!r} is loaded; loaded are: {known}"
             return await self._out.end(
                 Ending("failed", error=Failure(Verdict.FAIL, "agent_missing", message).as_json())
             )
@@ -280,7 +282,7 @@ class Attempt:
 
     async def _consume(self, run: GraphRun, before: Before, observer: RunObserver, durability: str) -> None:
         current_sink.set(self.buffer)
-        stream = run.stream(resumed=before.resumed, observer=observer, durability=durability)
+        stream = run.stream(resumed=before.resumed, observer=observer, told=self.buffer, durability=durability)
         async with aclosing(stream) as items:
             async for item in items:
                 if isinstance(item, MessagePiece):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -129,6 +130,14 @@ class RunBuffer:
     def known(self, message_id: str) -> bool:
         """Say whether the message was told already, whole or in pieces."""
         return message_id in self.picture.messages
+
+    def streamed(self, text: str, *, calls: bool, but: AbstractSet[str]) -> str | None:
+        """Return the id of a message that was told in pieces and has this text, and whose id is none of `but`."""
+        for message_id, message in self.picture.messages.items():
+            streamed = message.text.parts and bool(message.calls) == calls and message_id not in but
+            if streamed and str(message.text) == text:
+                return message_id
+        return None
 
     def announce(self, message: TranscriptMessage) -> None:
         """Take a foreign model's complete message, whose last pieces may still be on their way."""
