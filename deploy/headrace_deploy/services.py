@@ -35,11 +35,19 @@ class ServiceSpec:
     inherits_all: bool = False
     """Gets the user's whole environment, as graph code may need any of it."""
     arguments: tuple[str, ...] = field(default=())
+    stop_stage: int = 0
+    """When it is stopped, an index of STOP_STAGE_SECONDS: a stage begins after the one before has ended."""
 
     def command(self, address: str) -> list[str]:
         """Return the command line; it holds no secret."""
         return [sys.executable, "-m", self.module, *(argument.format(address=address) for argument in self.arguments)]
 
+
+# Order of an end: first api-gateway and run-worker, so that no work comes in while short runs end (10 s) and the others
+# are handed back; those runs use sandboxes and publish until then, so the provisioner and the relay end after them; the
+# model provider is last, because a run that loses it is handed back instead of ended.
+STOP_STAGE_SECONDS = (20.0, 15.0, 5.0)
+"""From SIGTERM to SIGKILL, for each stage: longer than the services' own drain (19 s, 5 s and none)."""
 
 SPECS = (
     ServiceSpec(
@@ -50,10 +58,17 @@ SPECS = (
         redis=True,
         inherits_all=True,
     ),
-    ServiceSpec("event-relay", "event_relay", "grpc", roles=("relay",), redis=True),
-    ServiceSpec("sandbox-provisioner", "sandbox_provisioner", "grpc", roles=("provisioner",)),
+    ServiceSpec("event-relay", "event_relay", "grpc", roles=("relay",), redis=True, stop_stage=1),
+    ServiceSpec("sandbox-provisioner", "sandbox_provisioner", "grpc", roles=("provisioner",), stop_stage=1),
     ServiceSpec("api-gateway", "api_gateway", "http", roles=("gateway",)),
-    ServiceSpec(MODEL_SERVICE, "headrace_loadtest.provider", "tcp", token=False, arguments=("--listen", "{address}")),
+    ServiceSpec(
+        MODEL_SERVICE,
+        "headrace_loadtest.provider",
+        "tcp",
+        token=False,
+        arguments=("--listen", "{address}"),
+        stop_stage=2,
+    ),
 )
 
 _PASSED_ON = frozenset({"HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})

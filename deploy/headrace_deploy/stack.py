@@ -1,7 +1,8 @@
 """A whole deployment on this machine: `up` and `down`, for the command line and for tests.
 
-Invariants: `up` on a live stack changes nothing; `down` ends what this run folder started and nothing else, also when
-the supervisor was killed; data, keys, passwords and ports stay from one `up` to the next.
+Invariants: `up` on a live stack changes nothing, on one that is stopping it starts anew; `down` ends what this run
+folder started and nothing else, also when the supervisor was killed; data, keys, passwords and ports stay from one
+`up` to the next.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from headrace_deploy import chosen, first_key, probes
 from headrace_deploy.prepare import prepare
 from headrace_deploy.processes import end_process, is_alive, tail
 from headrace_deploy.servers import stop_postgres, stop_redis
+from headrace_deploy.services import STOP_STAGE_SECONDS
 from headrace_deploy.state import State, load_state
 
 READY_SECONDS = 60.0
 """How long `up` waits for all services."""
-SUPERVISOR_STOP_SECONDS = 50.0
-"""The services' 20 s, the model provider's after them, and room."""
+SUPERVISOR_STOP_SECONDS = sum(STOP_STAGE_SECONDS) + 10.0
+"""Its stages one after the other, and room."""
 LEFTOVER_TERM_SECONDS = 20.0
 LEFTOVER_KILL_SECONDS = 5.0
 LOCK_SECONDS = 120.0
@@ -39,6 +41,10 @@ EARLY_DEATHS = 3
 
 class StackError(RuntimeError):
     """The deployment did not start; the message has the failing service's last lines."""
+
+
+class _SupervisorEndsError(StackError):
+    """The supervisor that was waited for stops or has ended."""
 
 
 class Stack:
@@ -78,10 +84,15 @@ class Stack:
         self._make_folders()
         with self._locked():
             state = load_state(self.run_dir) or State()
-            if state.supervisor and state.supervisor.find():
-                return self._already_up(state)
+            if state.supervisor and (supervisor := state.supervisor.find()):
+                # It may be told to stop at any moment, also between our look at it and its services being ready.
+                with contextlib.suppress(_SupervisorEndsError):
+                    return self._already_up(state)
+                self._wait_stopped(supervisor)
+                state = load_state(self.run_dir) or state
             self._reap()
             self._end_leftovers(state)
+            state.supervisor, state.stopping = None, False
             try:
                 prepare(state, run_dir=self.run_dir, environ=self._environ, durable=self._durable, say=self._say)
                 self._start_supervisor()
@@ -98,6 +109,8 @@ class Stack:
             return self._stop()
 
     def _already_up(self, state: State) -> State:
+        if state.stopping:
+            raise _SupervisorEndsError("it is stopping")
         if others := chosen.changed(state, self._environ):
             raise StackError(f"already up with other settings: {', '.join(others)}; run `make down` first")
         self._say("already up")
@@ -158,18 +171,37 @@ class Stack:
                 if answer == "ready" and name not in told:
                     told.add(name)
                     self._say(f"{name} ready on {current.services[name].address}  {time.monotonic() - began:.1f} s")
+            if self._supervisor_ends(current):
+                raise _SupervisorEndsError(f"the supervisor ended\n{self.log_tail('supervisor')}")
             if len(told) == len(current.services) and current.supervisor:
                 return current
             for name, service in current.services.items():
                 if service.status == "failed" or (name not in told and service.restarts >= before[name] + EARLY_DEATHS):
                     raise StackError(f"{name} does not start\n{self.log_tail(name)}")
-            if self._child and self._child.poll() is not None:
-                raise StackError(f"the supervisor ended\n{self.log_tail('supervisor')}")
             if time.monotonic() - began > self._ready_seconds:
                 late = {name: answer for name, answer in answers.items() if answer != "ready"}
                 tails = "\n".join(f"--- {name} ({answer})\n{self.log_tail(name)}" for name, answer in late.items())
                 raise StackError(f"not ready after {self._ready_seconds:.0f} s: {', '.join(late)}\n{tails}")
             time.sleep(0.1)
+
+    def _supervisor_ends(self, current: State) -> bool:
+        if current.supervisor and current.supervisor.find():
+            return current.stopping
+        # One that we started writes itself into the state only after a while; until then its process tells.
+        return self._child is None or self._child.poll() is not None
+
+    def _wait_stopped(self, supervisor: psutil.Process) -> None:
+        # Without a second SIGTERM, which would mean "now" and cut off the runs that drain.
+        if is_alive(supervisor):
+            self._say(
+                f"it is still stopping, as runs drain; waiting at most {SUPERVISOR_STOP_SECONDS:.0f} s for its end"
+            )
+        deadline = time.monotonic() + SUPERVISOR_STOP_SECONDS
+        while is_alive(supervisor):
+            if time.monotonic() > deadline:
+                end_process(supervisor, signal.SIGKILL, LEFTOVER_KILL_SECONDS)
+                break
+            time.sleep(0.05)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
         """Return the last lines of a service's log."""
@@ -182,15 +214,18 @@ class Stack:
             return False
         ran = False
         if state.supervisor and (process := state.supervisor.find()):
-            self._say("stopping the services")
-            end_process(process, signal.SIGTERM, SUPERVISOR_STOP_SECONDS)
+            if state.stopping:
+                self._wait_stopped(process)
+            else:
+                self._say("stopping the services")
+                end_process(process, signal.SIGTERM, SUPERVISOR_STOP_SECONDS)
             ran = True
         ran = self._reap() or ran
         state = load_state(self.run_dir) or state
         ran = self._end_leftovers(state) or ran
         ran = stop_redis(self.run_dir / "redis") or ran
         ran = stop_postgres(self.run_dir / "postgres") or ran
-        state.supervisor = None
+        state.supervisor, state.stopping = None, False
         for service in state.services.values():
             service.status, service.process = "stopped", None
         for server in (state.postgres, state.redis):

@@ -110,6 +110,8 @@ class State(BaseModel):
     tokens: dict[str, str] = Field(default_factory=dict)
     """Service tokens by the name of the calling service; `cli` is for people and tests."""
     supervisor: ProcessRef | None = None
+    stopping: bool = False
+    """The supervisor was told to end; meaningless once it has."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:

@@ -4,7 +4,7 @@ States of a service:
 
     starting ──▶ running ──(dies)──▶ backing_off ──▶ starting
                     │                     └─(more than 10 deaths in 60 s)──▶ failed, the others stay
-                    └──(SIGTERM to the supervisor)──▶ stopped
+                    └──(SIGTERM to the supervisor, its stage)──▶ stopped
 
 Invariants: one supervisor per run folder (a file lock); a service never outlives it (PR_SET_PDEATHSIG); while it lives,
 only it writes the state file.
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -30,7 +30,7 @@ import structlog
 from headrace_kit import lifecycle, logs
 
 from headrace_deploy.roles import find_budget
-from headrace_deploy.services import MODEL_SERVICE, ServiceSpec, environment, specs_for
+from headrace_deploy.services import STOP_STAGE_SECONDS, ServiceSpec, environment, specs_for
 from headrace_deploy.state import ProcessRef, ServiceState, ServiceStatus, State, require_state
 
 LOG_ROTATE_BYTES = 64 * 1024 * 1024
@@ -53,8 +53,8 @@ class Pace:
     max_deaths: int = 10
     window_seconds: float = 60.0
     """More than `max_deaths` within it: something that a restart does not repair."""
-    stop_seconds: float = 20.0
-    """From SIGTERM to SIGKILL: longer than the services' own drain."""
+    stop_seconds: float = STOP_STAGE_SECONDS[0]
+    """From SIGTERM to SIGKILL."""
 
 
 class Supervised:
@@ -149,29 +149,29 @@ class Supervised:
         self._state.save(self._run_dir)
 
 
-async def supervise(run_dir: Path, stop: asyncio.Event) -> None:
-    """Run all services until `stop`; the model provider ends last, as runs that drain still speak with it."""
+async def supervise(run_dir: Path, stop: asyncio.Event, specs: Sequence[ServiceSpec] | None = None) -> None:
+    """Run all services (or `specs`) until `stop`, then end them stage by stage; until its stage each is kept alive."""
     state = require_state(run_dir)
-    state.supervisor = ProcessRef.of(os.getpid())
+    state.supervisor, state.stopping = ProcessRef.of(os.getpid()), False
     state.save(run_dir)
     budget_path = find_budget()
-    services = {
-        spec.name: Supervised(spec, state=state, run_dir=run_dir, budget_path=budget_path) for spec in specs_for()
-    }
-    stop_model = asyncio.Event()
-    model = services.pop(MODEL_SERVICE, None)
-    model_task = asyncio.create_task(model.run(stop_model)) if model else None
-    tasks = [asyncio.create_task(service.run(stop), name=name) for name, service in services.items()]
-    for task in (*tasks, *([model_task] if model_task else [])):
+    stages = [(asyncio.Event(), Pace(stop_seconds=seconds)) for seconds in STOP_STAGE_SECONDS]
+    tasks: list[list[asyncio.Task[None]]] = [[] for _ in stages]
+    for spec in specs_for() if specs is None else specs:
+        end, pace = stages[spec.stop_stage]
+        service = Supervised(spec, state=state, run_dir=run_dir, budget_path=budget_path, pace=pace)
+        task = asyncio.create_task(service.run(end), name=spec.name)
         # A service that is given up ends its task well; an error here is the supervisor's own, and ends everything.
         task.add_done_callback(lambda ended: stop.set() if not ended.cancelled() and ended.exception() else None)
+        tasks[spec.stop_stage].append(task)
     await stop.wait()
-    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    stop_model.set()
-    if model_task:
-        outcomes += await asyncio.gather(model_task, return_exceptions=True)
-    state.supervisor = None
+    state.stopping = True
     state.save(run_dir)
+    outcomes: list[BaseException | None] = []
+    for (end, _), stage in zip(stages, tasks, strict=True):
+        end.set()
+        outcomes += await asyncio.gather(*stage, return_exceptions=True)
+    # The state goes on naming this process: until it is gone it holds the lock, and the next `up` must wait for it.
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import httpx
 import psutil
 import pytest
 from headrace_deploy import probes
@@ -21,11 +22,14 @@ from headrace_deploy.processes import is_alive
 from headrace_deploy.stack import StackError
 from headrace_kit.settings import SettingsError
 
+from tests.e2e.sse import frames
 from tests.support.stack import Stack
 
 # Several starts of the whole product in one test: seconds each when alone, three times that on a busy machine.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
+
+FIVE_SECONDS = '#script {"tokens": 200, "rate": 40}'
 
 GRAPH_THAT_READS_THE_MODEL = """
 import os
@@ -126,6 +130,39 @@ async def test_what_is_killed_comes_back_and_a_killed_supervisor_takes_all_with_
 
     await asyncio.to_thread(own.up)
     assert set(own.pids()) == set(before)
+
+
+async def test_a_run_ends_while_its_deployment_stops_and_up_waits_for_that(own: Stack) -> None:
+    """
+    1. A run that takes 5 s is at work; the supervisor is told to stop.
+    2. Up says that it waits, and starts everything anew once the run has ended.
+    3. The run was completed by its first attempt: it was neither handed back nor did it lose its model.
+    """
+    await asyncio.to_thread(own.up)
+    before = own.pids()
+    supervisor = own.state.supervisor
+    assert supervisor is not None
+    async with httpx.AsyncClient(
+        base_url=own.base_url, headers={"Authorization": f"Bearer {own.api_key}"}, timeout=30
+    ) as http:
+        thread = (await http.post("/v1/threads", json={"agent": "assistant"})).json()["thread_id"]
+        request = (await http.post(f"/v1/threads/{thread}/requests", json={"message": FIVE_SECONDS})).json()
+        run = f"/v1/runs/{request['run_id']}"
+        async with http.stream("GET", f"{run}/events") as response:
+            async for frame in frames(response):
+                if frame.event == "messages":
+                    break
+
+        os.kill(supervisor.pid, signal.SIGTERM)
+        await eventually(lambda: own.state.stopping)
+        state = await asyncio.to_thread(own.up)
+
+        assert [line for line in own.said if line.startswith("it is still stopping")]
+        assert set(own.pids()) == set(before)
+        assert not set(own.pids().values()) & set(before.values())
+        assert set(probes.ready(state).values()) == {"ready"}
+        ended = (await http.get(run)).json()
+    assert (ended["state"], ended["attempt"], ended["faults"]) == ("completed", 1, 0)
 
 
 async def test_a_revoked_first_key_is_told_and_replaced(own: Stack) -> None:

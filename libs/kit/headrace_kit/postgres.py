@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from headrace_kit.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from headrace_kit.errors import FailedPrecondition, ResourceExhausted, ServiceError, Unavailable
 
 ACQUIRE_SECONDS = 5.0
 """How long a caller waits for a free connection of its own pool."""
@@ -39,6 +39,10 @@ BUSY_ERRORS = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 """A role's statement, lock or idle limit was reached, or a deadlock was broken: nothing was done, try again."""
+
+DATABASE_ERRORS = (ServiceError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""Whatever a call of this module may raise about the database: for loops that must outlive all of it (TimeoutError is
+an OSError)."""
 
 
 class Database:
@@ -107,8 +111,17 @@ class Database:
                 ) from error
             try:
                 yield connection
+            except AWAY_ERRORS as error:
+                # Cut while in use: asyncpg may not know that yet, and nobody may get such a connection again.
+                if not _is_mistake(error):
+                    connection.terminate()
+                raise
             finally:
                 await self._pool.release(connection)
+
+    def renew_connections(self) -> None:
+        """Replace every connection before its next use: the server turned out to be one that cannot do the job."""
+        self._stale = True
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
@@ -126,7 +139,7 @@ class Database:
             ) from error
         except asyncpg.ReadOnlySQLTransactionError as error:
             # A demoted primary: its connections are dropped so that the next ones find the new primary.
-            self._stale = True
+            self.renew_connections()
             raise Unavailable("PostgreSQL is read-only", reason="POSTGRES_READ_ONLY", retry_after_seconds=1) from error
         except BUSY_ERRORS as error:
             raise Unavailable(

@@ -33,6 +33,15 @@ def thread_exists(thread_id: UUID) -> AlreadyExists:
     )
 
 
+def thread_deleted(thread_id: UUID) -> AlreadyExists:
+    """The idempotency key made something in a thread that has been deleted since."""
+    return AlreadyExists(
+        f"the idempotency key was used for thread {str(thread_id)!r}, which has been deleted",
+        reason="THREAD_DELETED",
+        metadata={"thread_id": str(thread_id)},
+    )
+
+
 def agent_unknown(agent: str, known: Sequence[str]) -> InvalidArgument:
     """No live executor has loaded an agent of that name; `known` are those that are loaded."""
     return InvalidArgument(

@@ -12,8 +12,8 @@ import gc
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -34,8 +34,10 @@ from headrace_kit.settings import load
 from opentelemetry import trace
 
 from run_worker.adapters import leases
+from run_worker.adapters.graph_tasks import guarded_task
 from run_worker.adapters.graphs import Agent, builtin_file, load_graphs
 from run_worker.adapters.node_threads import NodeThreads
+from run_worker.adapters.process_exit import Deadline, control_pipe, keep_from_children, run_to_exit
 from run_worker.adapters.published_agents import publish_agents
 from run_worker.adapters.stream import ProjectionWriter
 from run_worker.domain.limits import TimeLimits
@@ -138,21 +140,22 @@ def main() -> None:
     """Run one executor until SIGTERM, Drain, the end of control, or a defect."""
     # SIGABRT is how control asks a stuck executor for its stacks before it kills it.
     faulthandler.enable()
+    keep_from_children()
     settings = load(ExecutorSettings)
     logs.setup(service="run-worker", log_format=settings.log_format, log_level=settings.log_level)
     structlog.contextvars.bind_contextvars(executor_id=str(settings.executor_id))
     provider = telemetry.setup(service="run-worker", data_dir=settings.data_dir, version=revision())
-    threads = NodeThreads(settings.slots)
-    failed = True
-    try:
-        lifecycle.run(lambda stop: serve(settings, stop, threads))
-        failed = False
-    finally:
-        provider.shutdown()
-        if threads.stuck():
-            # The interpreter would wait for it, and with it control's lock, which this process holds open.
-            log.warning("a synchronous node does not return; it ends with the process", exc_info=failed)
-            os._exit(int(failed))
+    threads, deadline = NodeThreads(settings.slots), Deadline()
+    deadline.watch(settings.control_fd)
+
+    async def work(stop: asyncio.Event) -> None:
+        try:
+            await serve(settings, stop, threads)
+        finally:
+            # A task that was left behind may refuse to end.
+            deadline.begin()
+
+    run_to_exit(lambda: lifecycle.run(work), deadline=deadline, flush=provider.shutdown)
 
 
 def revision() -> str:
@@ -167,10 +170,11 @@ async def serve(settings: ExecutorSettings, stop: asyncio.Event, threads: NodeTh
     """Start, work until `stop`, and end in order. Synchronous nodes run in `threads`."""
     ends = Ends(stop)
     asyncio.get_running_loop().set_default_executor(threads)
+    asyncio.get_running_loop().set_task_factory(guarded_task)
     async with AsyncExitStack() as stack:
         # Ends last: until runs have ended they may call models.
         stack.push_async_callback(close_session)
-        stack.enter_context(_control_pipe(settings.control_fd, ends.control_gone))
+        stack.enter_context(control_pipe(settings.control_fd, ends.control_gone))
         await _work(await _start(settings, ends, stack), ends)
 
 
@@ -334,28 +338,6 @@ async def _pool(
         yield database
     finally:
         await database.close()
-
-
-@contextmanager
-def _control_pipe(fd: int, on_gone: Callable[[], None]) -> Iterator[None]:
-    """Call `on_gone` once when the pipe that control holds is closed."""
-    loop = asyncio.get_running_loop()
-    os.set_blocking(fd, False)
-
-    def readable() -> None:
-        try:
-            closed = os.read(fd, 4096) == b""
-        except BlockingIOError:
-            return
-        if closed:
-            loop.remove_reader(fd)
-            on_gone()
-
-    loop.add_reader(fd, readable)
-    try:
-        yield
-    finally:
-        loop.remove_reader(fd)
 
 
 def lease_figures(budget: Budget) -> LeaseFigures:

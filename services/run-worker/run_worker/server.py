@@ -14,12 +14,12 @@ from headrace_kit import budget as budgets
 from headrace_kit import logs, telemetry
 from headrace_kit.auth import TokenBook
 from headrace_kit.budget import Budget
-from headrace_kit.errors import Unavailable
+from headrace_kit.errors import FailedPrecondition
 from headrace_kit.grpc_server import GrpcServer
 from headrace_kit.ids import new_id
 from headrace_kit.lifecycle import run as run_until_signal
 from headrace_kit.lifecycle import run_tasks, wait_or_stop
-from headrace_kit.postgres import Database
+from headrace_kit.postgres import DATABASE_ERRORS, Database
 from headrace_kit.redis import open_redis
 from headrace_kit.settings import SettingsError, load
 from opentelemetry.sdk.trace import TracerProvider
@@ -27,7 +27,7 @@ from redis.asyncio import Redis
 
 from run_worker.adapters.aftermath import Aftermath
 from run_worker.adapters.executor_client import ExecutorHints
-from run_worker.adapters.executors import executors_of
+from run_worker.adapters.executors import executors_of, why
 from run_worker.adapters.intake import Limits
 from run_worker.adapters.lock import ControlLock
 from run_worker.adapters.owned import OwnedTasks
@@ -232,8 +232,10 @@ async def _schema_ready(database: Database, stop: asyncio.Event) -> bool:
     while True:
         try:
             await database.require_schema(SERVICE, code_version=SCHEMA_VERSION)
-        except Unavailable as error:
-            log.warning("PostgreSQL is not there yet", error=error.reason)
+        except FailedPrecondition:
+            raise  # the schema is not this code's: waiting changes nothing
+        except DATABASE_ERRORS as error:
+            log.warning("PostgreSQL is not there yet", error=why(error))
         else:
             return True
         if await wait_or_stop(stop, SCHEMA_RETRY_SECONDS):
@@ -244,8 +246,8 @@ async def _reclaim_former(process: Process, former: UUID) -> None:
     try:
         for executor_id in await executors_of(process.database, control_id=former):
             process.reclaim.exited(executor_id, "exited with its control")
-    except Unavailable as error:
-        log.warning("former executors not read; their leases will run out", error=error.reason)
+    except DATABASE_ERRORS as error:
+        log.warning("former executors not read; their leases will run out", error=why(error))
 
 
 def _database(budget: Budget, role: str, dsn: str, settings: ControlSettings) -> Database:

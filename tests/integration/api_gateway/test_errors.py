@@ -58,6 +58,18 @@ async def test_what_run_worker_tells(
     assert answer.headers.get("retry-after") == ("3" if status in (429, 503) else None)
 
 
+async def test_an_answer_over_grpcs_limit_is_no_429(house: House, client: httpx.AsyncClient) -> None:
+    """
+    1. run-worker's answer is larger than a gRPC message may be: RESOURCE_EXHAUSTED, which is gRPC's own word.
+    2. The client gets 500 with a reason, and is not told to come back.
+    """
+    large = run_service_pb2.GetThreadStateResponse(values=b"x" * (9 * 1024 * 1024))
+    house.runs.answers["GetThreadState"] = lambda _request: large
+    answer = await client.get("/v1/threads/x/state")
+    assert (answer.status_code, answer.json()["reason"]) == (500, "ANSWER_TOO_LARGE")
+    assert "retry-after" not in answer.headers
+
+
 async def test_run_worker_away(house: House) -> None:
     """
     1. Nobody listens on run-worker's address.

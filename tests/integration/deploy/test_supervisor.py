@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from headrace_deploy.processes import is_alive
-from headrace_deploy.services import SPECS, ServiceSpec
+from headrace_deploy.services import SPECS, ServiceSpec, make_tokens
 from headrace_deploy.state import ServiceState, State, require_state
-from headrace_deploy.supervisor import Pace, Supervised, sole_supervisor
+from headrace_deploy.supervisor import Pace, Supervised, sole_supervisor, supervise
 
 FAST = Pace(first_back_off_seconds=0.01, last_back_off_seconds=0.05, max_deaths=3, stop_seconds=0.3)
 DIES = "raise SystemExit(3)"
@@ -27,6 +28,20 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(os.getpid(), flush=True)
 subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])
 signal.pause()
+"""
+TELLS_ITS_LIFE = """
+import os, signal, sys, time
+
+def tell(what):
+    with open(os.environ["HEADRACE_TEST_LIVES"], "a") as lives:
+        lives.write(f"{sys.argv[1]} {what}\\n")
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+tell("up")
+signal.sigwait({signal.SIGTERM})
+tell("told")
+time.sleep(0.2)  # a drain: who is told too early is told during it
+tell("ended")
 """
 
 
@@ -100,6 +115,39 @@ async def test_what_a_service_leaves_behind_ends_with_it(supervised: Callable[..
     stop.set()
     await asyncio.wait_for(task, 10)
     await eventually(lambda: not any(is_alive(left) for left in (process, *children)), seconds=5)
+
+
+async def test_services_end_in_the_order_in_which_runs_need_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. All services run; the supervisor is told to stop.
+    2. The gateway and the run-worker end while all others live, the model provider after everything else.
+    3. The state says that it stops from before the first is told.
+    """
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "teller.py").write_text(TELLS_ITS_LIFE)
+    lives = tmp_path / "lives"
+    lives.touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_TEST_LIVES", str(lives))
+    services = {spec.name: ServiceState(address="127.0.0.1:1") for spec in SPECS}
+    State(services=services, tokens=make_tokens({})).save(tmp_path)
+    specs = [replace(spec, module="teller", roles=(), redis=False, arguments=(spec.name,)) for spec in SPECS]
+    stop = asyncio.Event()
+    task = asyncio.create_task(supervise(tmp_path, stop, specs))
+    await eventually(lambda: len(lives.read_text().splitlines()) == len(SPECS))
+    assert not require_state(tmp_path).stopping
+    stop.set()
+    await eventually(lambda: "told" in lives.read_text())
+    assert require_state(tmp_path).stopping
+    await asyncio.wait_for(task, 20)
+
+    told = lives.read_text().splitlines()[len(SPECS) :]
+    stages = (("api-gateway", "run-worker"), ("event-relay", "sandbox-provisioner"), ("model-provider",))
+    for stage in stages:
+        here, told = told[: 2 * len(stage)], told[2 * len(stage) :]
+        assert sorted(here) == sorted(f"{name} {what}" for name in stage for what in ("told", "ended"))
 
 
 def test_two_supervisors_cannot_share_a_folder(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import grpc
 import psutil
 import pytest
@@ -57,6 +58,8 @@ builder.add_edge("first", "wait")
 builder.add_edge("wait", END)
 graph = builder.compile()
 """
+
+CUT = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1"
 
 
 @dataclass
@@ -219,6 +222,33 @@ async def test_sigterm_hands_back_and_leaves_nothing(
     assert code == 0
     assert len(executors) == 2
     assert not any(executor.is_running() for executor in executors)
+
+
+async def test_control_outlives_the_cut_of_its_sessions(worker: Running, database: TestDatabase) -> None:
+    """1. A client waits for a run, so that every loop asks PostgreSQL.  2. For 3 s all sessions of control are cut
+    again and again.  3. The same process is ready again and answers; its executors are the same.
+    """
+    client = worker.client()
+    request = await submit(client, worker.folder / "go")
+    executors = [executor.pid for executor in worker.executors()]
+    waiting = asyncio.create_task(result(client, request.run_id))
+    owner = await asyncpg.connect(database.server_dsn)
+    cut = 0
+    try:
+        for _ in range(100):
+            cut += await owner.fetchval(CUT, f"{database.deployment}_control")
+            await asyncio.sleep(0.03)  # the pace of the cuts
+    finally:
+        await owner.close()
+    await until(worker.serving, seconds=10)
+    (worker.folder / "go").touch()
+    with suppress(grpc.aio.AioRpcError):
+        await waiting  # may have met a cut itself
+    run, _ = await result(client, request.run_id)
+    assert cut >= 3  # each loop backs off after a cut
+    assert worker.process.returncode is None
+    assert [executor.pid for executor in worker.executors()] == executors
+    assert (run.state, run.faults) == (run_pb2.Run.STATE_COMPLETED, 0)
 
 
 async def test_it_waits_for_postgresql_and_can_be_stopped_meanwhile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from typing import Annotated, Any, TypedDict
 
@@ -10,6 +11,7 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 
+from tests.integration.run_worker_executor.graphs import Talker
 from tests.integration.run_worker_executor.harness import Event, Made, World, agent
 
 
@@ -116,3 +118,74 @@ async def test_what_the_client_gave_is_not_told_as_output(world: World) -> None:
     made = await world.run(agent="history", input={"messages": history})
     _, events = await ended(world, made, agent("history", chain(MessagesState, returning(("ai", "hi")))))
     assert [text for _, text, _ in told(events)] == ["hi"]
+
+
+async def test_an_id_that_each_turn_uses_again_loses_no_answer(world: World) -> None:
+    """
+    1. A graph gives each turn's answer the same id.
+    2. The transcript has both answers, the second under an id with the number of its run, which is its output.
+    3. The second answer was told to viewers.
+    """
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"to {state['messages'][-1].content}", id="answer")]}
+
+    graph = agent("constant", chain(MessagesState, answer))
+    thread_id = await world.thread(agent="constant")
+    first, _ = await ended(world, await world.request(thread_id, agent="constant", text="one"), graph)
+    second, events = await ended(world, await world.request(thread_id, agent="constant", text="two"), graph)
+    assert (first["output_message_id"], second["output_message_id"]) == ("answer", "answer#2")
+    said = [(m["message_id"], m["content"]) for m in await world.messages(thread_id) if m["role"] == "assistant"]
+    assert said == [("answer", "to one"), ("answer#2", "to two")]
+    assert [text for _, text, _ in told(events)] == ["to two"]
+
+
+async def test_an_id_used_again_is_told_apart_after_a_hand_back_too(world: World) -> None:
+    """
+    1. The second turn's run has answered under the first turn's id, and is handed back in its next node.
+    2. Another executor completes it: the answer is still this run's, under the id with the number of its run.
+    """
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        content: list[str | dict[str, Any]] = [{"type": "text", "text": f"to {state['messages'][-1].content}"}]
+        return {"messages": [AIMessage(content, id="answer")]}
+
+    async def wait(state: MessagesState) -> None:
+        if len(state["messages"]) > 2:
+            asked.set()
+            await go_on.wait()
+
+    graph = agent("constant", chain(MessagesState, answer, wait))
+    thread_id = await world.thread(agent="constant")
+    await ended(world, await world.request(thread_id, agent="constant", text="one"), graph)
+    made = await world.request(thread_id, agent="constant", text="two", durability="sync")
+    async with world.executor(graph):
+        await asyncio.wait_for(asked.wait(), 10)
+    go_on.set()
+    row, _ = await ended(world, made, graph)
+    assert (row["attempt"], row["output_message_id"]) == (2, "answer#2")
+    said = [m["content"][0]["text"] for m in await world.messages(thread_id) if m["role"] == "assistant"]
+    assert said == ["to one", "to two"]
+
+
+async def test_a_cut_off_message_under_an_id_used_again_is_kept(world: World) -> None:
+    """
+    1. A turn is cancelled while it streams under the id of the former turn's answer.
+    2. The transcript has both: the answer as it was, and the cut-off text under the id with the run's number.
+    """
+    talker = Talker()
+    talker.go_on.set()
+    graph = agent("talker", talker.graph())
+    thread_id = await world.thread(agent="talker")
+    await ended(world, await world.request(thread_id, agent="talker", text="one"), graph)
+    for event in (talker.said, talker.go_on):
+        event.clear()
+    talker.calls = 0
+    made = await world.request(thread_id, agent="talker", text="two")
+    async with world.executor(graph):
+        await asyncio.wait_for(talker.said.wait(), 10)
+        await world.cancel(made, key=True)
+        await world.state_is(made, "cancelled")
+    said = [(m["message_id"], m["content"], m["partial"]) for m in await world.messages(thread_id)]
+    assert said == [("talk-1", "partial text and the rest", False), ("talk-1#2", "partial text", True)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -22,7 +23,10 @@ from tests.integration.run_worker_executor.harness import WAIT_SECONDS, World
 
 GRAPH = """
 import asyncio
+import os
 import pathlib
+import subprocess
+import sys
 import time
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -58,6 +62,34 @@ def stuck(state):
     time.sleep(3600)
 
 
+async def leave(state):
+    sys.exit(3)
+
+
+def leave_thread(state):
+    raise KeyboardInterrupt("no more")
+
+
+def choose(state):
+    text = state["messages"][-1].content
+    if text == "edge":
+        sys.exit("at an edge")
+    return "leave_thread" if text == "thread" else "leave"
+
+
+async def busy(state):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    other = subprocess.Popen(["sleep", "60"], close_fds=False)
+    (FOLDER / "pids").write_text(f"{child} {other.pid}")
+    note("busy")
+    time.sleep(3600)
+
+
+quitting = StateGraph(MessagesState).add_node(leave).add_node(leave_thread).add_conditional_edges(START, choose)
+forking = StateGraph(MessagesState).add_node(busy).add_edge(START, "busy")
 meeting = StateGraph(MessagesState).add_node(together).add_edge(START, "together")
 endless = StateGraph(MessagesState).add_node(stuck).add_edge(START, "stuck")
 graph = StateGraph(MessagesState).add_node(first).add_node(second)
@@ -72,6 +104,8 @@ class Child:
     executor_id: UUID
     process: asyncio.subprocess.Process
     pipe: int | None
+    said: Path
+    """Its standard error. No pipe, which children of its own would hold open."""
 
     def close_pipe(self) -> None:
         if self.pipe is not None:
@@ -86,7 +120,10 @@ def folder(tmp_path: Path) -> Path:
         json.dumps(
             {
                 "dependencies": ["."],
-                "graphs": {"two": "./graph.py:graph", "meeting": "./graph.py:meeting", "endless": "./graph.py:endless"},
+                "graphs": {
+                    "two": "./graph.py:graph",
+                    **{name: f"./graph.py:{name}" for name in ("meeting", "endless", "quitting", "forking")},
+                },
                 "headrace": {"agents": {"two": {"durability": "sync"}}},
             }
         )
@@ -96,7 +133,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def executor_process(world: World, redis_url: str, budget_path: Path, folder: Path) -> AsyncIterator[Child]:
+async def executor_process(
+    world: World, redis_url: str, budget_path: Path, folder: Path, *, passed: tuple[int, ...] = ()
+) -> AsyncIterator[Child]:
     read_end, write_end = os.pipe()
     executor_id = new_id()
     environment = {
@@ -114,11 +153,17 @@ async def executor_process(world: World, redis_url: str, budget_path: Path, fold
         "HEADRACE_EXECUTOR_ID": str(executor_id),
         "HEADRACE_SLOTS": "10",
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from run_worker.executor import main; main()", pass_fds=(read_end,), env=environment
-    )
+    said = folder / f"stderr-{executor_id}"
+    with said.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", "from run_worker.executor import main; main()"),
+            pass_fds=(read_end, *passed),
+            env=environment,
+            stderr=stderr,
+        )
     os.close(read_end)
-    child = Child(executor_id, process, write_end)
+    child = Child(executor_id, process, write_end, said)
     try:
         yield child
     finally:
@@ -174,7 +219,7 @@ async def test_the_process_serves_drains_and_exits_cleanly(
     async with executor_process(world, redis_url, budget_path, folder) as child:
         await appears(folder / "second")
         names = [row["name"] for row in await world.control.fetch("SELECT name FROM agents ORDER BY name")]
-        assert names == ["assistant", "echo", "endless", "meeting", "two"]
+        assert names == ["assistant", "echo", "endless", "forking", "meeting", "quitting", "two"]
         address = await world.control.fetchval(
             "SELECT address FROM executors WHERE executor_id = $1", child.executor_id
         )
@@ -229,11 +274,83 @@ async def test_a_node_that_never_returns_does_not_keep_the_process(
 ) -> None:
     """
     1. A synchronous node sleeps for an hour; control is gone.
-    2. The run is handed back and the process ends.
+    2. The run is handed back and the process ends, without errors of an interpreter that is being taken down.
     """
     made = await world.run(agent="endless")
     async with executor_process(world, redis_url, budget_path, folder) as child:
         await appears(folder / "stuck")
         child.close_pipe()
         assert await asyncio.wait_for(child.process.wait(), WAIT_SECONDS) == 0
+        said = child.said.read_bytes()
     assert (await world.row(made.run_id))["state"] == "pending"
+    assert b"Traceback" not in said
+    assert b"Logging error" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("task", "SystemExit: 3 in node 'leave'"), ("thread", "KeyboardInterrupt: no more in node 'leave_thread'")],
+)
+async def test_a_node_that_exits_fails_its_run_only(
+    world: World, redis_url: str, budget_path: Path, folder: Path, text: str, named: str
+) -> None:
+    """
+    1. A node calls sys.exit, or raises KeyboardInterrupt in its thread, while another run is in the same process.
+    2. Its run fails as the graph's error, which names exception and node; the other run completes in attempt 1.
+    """
+    other = await world.run(agent="two")
+    async with executor_process(world, redis_url, budget_path, folder):
+        await appears(folder / "second")
+        made = await world.run(agent="quitting", text=text)
+        row = await world.state_is(made, "failed")
+        (folder / "go").touch()
+        survivor = await world.state_is(other, "completed")
+    error = json.loads(row["error"])
+    assert error["type"] == "graph_error"
+    assert error["message"].startswith(named), error
+    assert (survivor["attempt"], survivor["faults"]) == (1, 0)
+
+
+async def test_an_edge_that_exits_fails_its_run_only(
+    world: World, redis_url: str, budget_path: Path, folder: Path
+) -> None:
+    """
+    1. A conditional edge calls sys.exit.
+    2. The run fails with that as its error, in its first attempt; the process takes the next run.
+    """
+    made = await world.run(agent="quitting", text="edge")
+    async with executor_process(world, redis_url, budget_path, folder):
+        row = await world.state_is(made, "failed")
+        (folder / "go").touch()
+        await world.state_is(await world.run(agent="two"), "completed")
+    assert "SystemExit: at an edge" in json.loads(row["error"])["message"]
+    assert row["attempt"] == 1
+
+
+async def test_a_blocked_loop_ends_with_control_and_children_do_not_hold_its_lock(
+    world: World, redis_url: str, budget_path: Path, folder: Path
+) -> None:
+    """
+    1. A node forked one child, started another with all descriptors, and blocks the event loop for an hour.
+    2. Control is gone.
+    3. The process ends within its deadline, and control's lock is free though both children live.
+    """
+    await world.run(agent="forking")
+    lock = os.open(folder / "control.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    pids: list[int] = []
+    try:
+        async with executor_process(world, redis_url, budget_path, folder, passed=(lock,)) as child:
+            await appears(folder / "busy")
+            pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+            child.close_pipe()
+            assert await asyncio.wait_for(child.process.wait(), WAIT_SECONDS) == 0
+        os.close(lock)
+        lock = os.open(folder / "control.lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for pid in pids:
+            os.kill(pid, 0)
+    finally:
+        os.close(lock)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from headrace_contract.projection import events_key
+from headrace_contract.projection import EventId, events_key
 from headrace_deploy.binaries import servers_choice
 from headrace_deploy.servers import Redis
 from headrace_kit.budget import Budget
 from headrace_kit.redis import open_redis
 from langchain_core.messages import AIMessage
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
 from run_worker.adapters.stream import Appended, ProjectionWriter
 from run_worker.executor import stream_limits
 from run_worker.loops.flusher import Flusher
 from run_worker.loops.run_buffer import BUFFER_MAX_BYTES, RunBuffer
 
 from tests.integration.run_worker_executor.graphs import Talker, echo
-from tests.integration.run_worker_executor.harness import World, agent
+from tests.integration.run_worker_executor.harness import Event, World, agent
 
 
 async def test_a_lost_stream_begins_again_with_a_snapshot(world: World) -> None:
@@ -214,3 +219,128 @@ async def test_deltas_of_one_message_merge_and_keep_their_order(budget: Budget) 
     assert b'"reasoning_content":"why"' in told[1]
     assert told[2] == b"{}"
     assert b'"content":"z"' in told[3]
+
+
+def whole(events: list[Event]) -> str:
+    """The text of the run's only message, as a viewer from the beginning has it."""
+    text = ""
+    for event in events:
+        if event.event == "snapshot":
+            text = event.data["messages"][0]["content"] if event.data["messages"] else ""
+        elif event.event == "messages":
+            text += event.data[0]["content"]
+    return text
+
+
+async def test_a_redis_that_hangs_over_the_end_gets_the_whole_text(
+    world: World, budget: Budget, tmp_path: Path
+) -> None:
+    """
+    1. Redis is stopped (SIGSTOP) after half of an answer; the rest comes and the run ends without it.
+    2. Redis goes on.
+    3. The stream holds everything, numbered without a hole up to `end`, and its text is the answer.
+    """
+    own = Redis.prepare(tmp_path / "redis", choice=servers_choice(), durable=False)
+    own.start()
+    other = World(world.dsns, own.url, budget)
+    talker = Talker()
+    pid = int((await other.redis.info("server"))["process_id"])
+    try:
+        await other.control.open()
+        async with other.executor(agent("talker", talker.graph())):
+            made = await world.run(agent="talker")
+            await asyncio.wait_for(talker.said.wait(), 10)
+            await other.event(made, "messages")
+            os.kill(pid, signal.SIGSTOP)
+            talker.go_on.set()
+            row = await world.state_is(made, "completed")
+            os.kill(pid, signal.SIGCONT)
+            await other.redis.connection_pool.disconnect()
+            events = await other.event(made, "end")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        await other.redis.aclose()
+        await other.control.close()
+        own.stop()
+    assert [event.id.n for event in events] == list(range(1, len(events) + 1))
+    assert str(events[-2].id) == row["result_event_id"]
+    assert whole(events) == "partial text and the rest"
+
+
+async def test_an_end_that_redis_never_got_leaves_a_hole_before_the_result(
+    world: World, budget: Budget, tmp_path: Path
+) -> None:
+    """
+    1. Redis goes for good after half of an answer; the run completes.
+    2. The result's number is not the one after the last that a viewer can have: the relay owes it a snapshot.
+    """
+    own = Redis.prepare(tmp_path / "redis", choice=servers_choice(), durable=False)
+    own.start()
+    other = World(world.dsns, own.url, budget)
+    talker = Talker()
+    try:
+        await other.control.open()
+        async with other.executor(agent("talker", talker.graph())):
+            made = await world.run(agent="talker")
+            await asyncio.wait_for(talker.said.wait(), 10)
+            seen = (await other.event(made, "messages"))[-1].id
+            own.stop()
+            talker.go_on.set()
+            row = await world.state_is(made, "completed")
+    finally:
+        await other.redis.aclose()
+        await other.control.close()
+        own.stop()
+    result = EventId.parse(row["result_event_id"])
+    assert result.n > seen.n + 1
+
+
+async def test_dropped_events_leave_a_hole(budget: Budget) -> None:
+    """
+    1. Redis is away; more custom events come than the buffer may hold.
+    2. What is numbered then begins behind a hole, with a snapshot.
+    3. The same at the end of the run: `result` follows the snapshot.
+    """
+    for ended in (False, True):
+        buffer = RunBuffer(run_id="r", attempt=1, limits=stream_limits(budget), wake=lambda *_: None)
+        buffer.emit("metadata", b"{}")
+        first = buffer.take(0.0)
+        assert first is not None
+        buffer.settle(first, Appended.OK, 0.0)
+        for _ in range(5):
+            buffer.emit("custom", b"x" * 1_000_000)
+        last_n = buffer.freeze() if ended else None
+        batch = buffer.take(0.0)
+        assert batch is not None
+        assert batch.entries[0].n == 3
+        assert batch.entries[0].event == "snapshot"
+        assert last_n in (None, batch.entries[-1].n)
+
+
+@pytest.mark.parametrize(("count", "size"), [(50_000, 200), (120, 100_000)])
+async def test_a_flood_arrives_whole(world: World, count: int, size: int) -> None:
+    """
+    1. A node tells many custom events, or returns many large messages, faster than they are sent.
+    2. All of them are in the stream, without a hole, and the run did not lose one.
+    """
+
+    async def flood(state: MessagesState) -> dict[str, Any]:
+        if size > 1000:
+            return {"messages": [AIMessage("x" * size, id=f"m{index}") for index in range(count)]}
+        write = get_stream_writer()
+        for index in range(count):
+            write({"index": index, "text": "x" * size})
+        return {"messages": [AIMessage("done", id="done")]}
+
+    graph = StateGraph(MessagesState).add_node("flood", flood).add_edge(START, "flood").compile()
+    made = await world.run(agent="flood", stream_modes=["custom"])
+    limits = {"stream_max_bytes": 1 << 30}
+    async with world.executor(agent("flood", graph), limits=limits):
+        await world.state_is(made, "completed")
+        events = await world.event(made, "end")
+    assert [event.id.n for event in events] == list(range(1, len(events) + 1))
+    told = [event for event in events if event.event == ("messages" if size > 1000 else "custom")]
+    if size > 1000:
+        assert [event.data[0]["content"] for event in told] == ["x" * size] * count
+    else:
+        assert [event.data["index"] for event in told] == list(range(count))

@@ -186,3 +186,49 @@ def test_open_tool_calls_are_found() -> None:
         TranscriptMessage("2", "tool", "done", tool_call_id="a"),
     ]
     assert [call["id"] for call in unanswered_calls(messages)] == ["b"]
+
+
+class Mute:
+    """An object whose own code fails."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    def model_dump(self) -> Any:
+        raise RuntimeError("no fields")
+
+
+def test_content_never_makes_encoding_fail() -> None:
+    """
+    1. A value is 5,000 levels deep, holds itself, or has objects whose text and fields raise, as values and keys.
+    2. It is encoded all the same; what has no text is a marker with its type.
+    """
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
+    deep_mapping: dict[str, Any] = {"nul": "\x00"}
+    for _ in range(5_000):
+        deep_mapping = {"in": deep_mapping}
+    circle: dict[str, Any] = {}
+    circle["one"] = circle["two"] = circle
+    for value in (deep, deep_mapping, circle):
+        orjson.loads(json_bytes(value))
+    told = json_bytes({"a": Mute(), "b": [{Mute(): 1}]}).decode()
+    assert told.count("<Mute without a text: ValueError>") == 2
+
+
+def test_a_number_left_out_does_not_confuse_the_ring() -> None:
+    """
+    1. Of four events the second number is left out; all arrive, then Redis has lost the tail behind the hole.
+    2. That tail is offered again, with its numbers.
+    """
+    log = SentLog(ring_seconds=5.0)
+    log.append("custom", b"1")
+    log.skip()
+    log.append("custom", b"3")
+    log.append("custom", b"4")
+    log.arrived(3, 0.0)
+    assert [entry.n for entry in log.underway] == [4]
+    log.arrived(4, 0.0)
+    assert log.rewind(1, 0.0)
+    assert [entry.n for entry in log.underway] == [3, 4]

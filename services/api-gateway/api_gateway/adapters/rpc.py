@@ -34,6 +34,9 @@ def typed(error: grpc.aio.AioRpcError, *, neighbour: Neighbour) -> ServiceError:
     if told.reason == error.code().name:
         say = log.warning if neighbour.met else log.debug
         say("call failed", service=service, status=told.reason, details=told.message)
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # gRPC's own: a message over its limit. It will not fit later either, so it is no 429.
+            return ServiceError(f"{service}: the answer is larger than a message may be", reason="ANSWER_TOO_LARGE")
         if error.code() is grpc.StatusCode.CANCELLED:
             return Unavailable(f"{service} ended the call", reason="CANCELLED")
         told.message = f"{service}: {told.reason.lower()}"

@@ -11,8 +11,7 @@ from uuid import UUID
 
 import structlog
 from headrace_contract.projection import cancel_key
-from headrace_kit.errors import ServiceError
-from headrace_kit.postgres import Database
+from headrace_kit.postgres import DATABASE_ERRORS, Database
 from headrace_kit.redis import AWAY_ERRORS
 from redis.asyncio import Redis
 
@@ -86,7 +85,7 @@ class Aftermath:
                 shards=self._shards,
                 ttl_seconds=self._stream_ttl_seconds,
             )
-        except (*AWAY_ERRORS, ServiceError) as error:
+        except (*AWAY_ERRORS, *DATABASE_ERRORS) as error:
             log.warning("end not published", run_id=str(ended.run_id), error=type(error).__name__)
 
     async def _set_key(self, run_id: UUID) -> None:

@@ -79,7 +79,10 @@ WITH mine AS (
 SELECT manifest_sha256 FROM mine
 """
 
-EARLIER_MESSAGES = "SELECT message_id FROM messages WHERE thread_id = $1 AND run_id <> $2"
+EARLIER_MESSAGES = """
+SELECT message_id, jsonb_build_array(content, tool_calls)::text AS said
+FROM messages WHERE thread_id = $1 AND run_id <> $2 ORDER BY seq
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +139,10 @@ async def record_manifest(
     return cast(str | None, first)
 
 
-async def earlier_message_ids(database: Database, *, thread_id: UUID, run_id: UUID) -> set[str]:
-    """Return the ids of the thread's messages that other runs wrote."""
-    return {row["message_id"] for row in await database.fetch(EARLIER_MESSAGES, thread_id, run_id)}
+async def earlier_messages(database: Database, *, thread_id: UUID, run_id: UUID) -> dict[str, Any]:
+    """Return the thread's messages that other runs wrote, in order: by id, [content, tool_calls]."""
+    rows = await database.fetch(EARLIER_MESSAGES, thread_id, run_id)
+    return {row["message_id"]: orjson.loads(row["said"]) for row in rows}
 
 
 def _run(row: Any) -> ClaimedRun:

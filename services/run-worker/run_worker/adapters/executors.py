@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
+from headrace_kit.errors import ServiceError, Unavailable
 from headrace_kit.postgres import Database
 
+# One row at least: it says whether leases can be renewed in this database at all.
 ROSTER: Final = """
-SELECT e.executor_id, e.control_id, e.address, e.slots, e.pid,
+SELECT w.read_only, e.executor_id, e.control_id, e.address, e.slots, e.pid,
   e.lease_expires_at > now() AS fresh, e.draining_at IS NOT NULL AS draining,
   (SELECT count(*) FROM runs r WHERE r.lease_owner = e.executor_id AND r.state = 'running') AS held
-FROM executors e
-WHERE e.exited_at IS NULL
+FROM (SELECT current_setting('transaction_read_only')::bool OR pg_is_in_recovery() AS read_only) w
+  LEFT JOIN executors e ON e.exited_at IS NULL
 """
 
 MARK_EXITED: Final = """
@@ -47,7 +49,14 @@ class ExecutorRow:
 
 
 async def roster(database: Database) -> Sequence[ExecutorRow]:
-    """Return every executor that has not been seen to exit, of this control and of lost ones."""
+    """Return every executor that has not been seen to exit, of this control and of lost ones.
+
+    Raises Unavailable when the database takes no writes: a lease may then have run out because it could not be renewed.
+    """
+    rows = await database.fetch(ROSTER)
+    if rows[0]["read_only"]:
+        database.renew_connections()
+        raise Unavailable("PostgreSQL is read-only", reason="POSTGRES_READ_ONLY", retry_after_seconds=1.0)
     return [
         ExecutorRow(
             executor_id=row["executor_id"],
@@ -59,7 +68,8 @@ async def roster(database: Database) -> Sequence[ExecutorRow]:
             fresh=row["fresh"],
             draining=row["draining"],
         )
-        for row in await database.fetch(ROSTER)
+        for row in rows
+        if row["executor_id"] is not None
     ]
 
 
@@ -71,3 +81,8 @@ async def mark_exited(connection: Any, *, executor_id: UUID, reason: str) -> boo
 async def executors_of(database: Database, *, control_id: UUID) -> Sequence[UUID]:
     """Return the executors of a control that nobody has marked as exited."""
     return [row["executor_id"] for row in await database.fetch(OF_CONTROL, control_id)]
+
+
+def why(error: BaseException) -> str:
+    """Return one word for the log about a DATABASE_ERROR: its reason, or its type."""
+    return error.reason if isinstance(error, ServiceError) else type(error).__name__

@@ -12,6 +12,7 @@ from headrace_kit.errors import ResourceExhausted, Unavailable
 from langgraph.errors import GraphRecursionError
 
 from run_worker.adapters.blame import node_of, place_of
+from run_worker.adapters.graph_tasks import GraphExit
 from run_worker.adapters.saver import FenceLost
 from run_worker.domain.encoding import clean_text
 from run_worker.domain.limits import LeaseOver
@@ -84,7 +85,8 @@ def _supplier(error: BaseException) -> Failure:
 
 def _raised(error: BaseException) -> Failure:
     """Return the failure of a graph whose own code, or something that it called, raised."""
-    name, text = type(error).__name__, clean_text(str(error))[:MESSAGE_MAX_CHARS]
+    name = error.name if isinstance(error, GraphExit) else type(error).__name__
+    text = clean_text(str(error))[:MESSAGE_MAX_CHARS]
     node, place = node_of(error), place_of(error)
     message = f"{name}: {text}" if text else name
     message += f" in node {clean_text(node)!r}" if node else ""

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from uuid import UUID
 
 import orjson
 from headrace_contract.projection import EventName
@@ -40,6 +39,8 @@ CANCELLED_CALL: Final = "The run was stopped before this call finished."
 
 _UNNAMED: Final = re.compile("unnamed-[0-9a-f-]{36}-[0-9]+")
 """Ids that place_id makes."""
+_REUSED: Final = re.compile("(.+)#[0-9]+", re.DOTALL)
+"""Ids that own_id makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class Before:
 
     resumed: bool
     """The latest checkpoint is this run's own: its input was applied."""
-    known_ids: frozenset[str]
-    """Ids of messages that are not this run's."""
+    known: Mapping[str, BaseMessage | Sequence[Any]]
+    """What the messages said that are not this run's, by id: each as it was, or its [content, tool_calls]."""
     known_count: int
     own: Sequence[TranscriptMessage] = ()
     """This run's messages of former attempts."""
@@ -132,7 +133,7 @@ class GraphRun:
     async def after(self, before: Before) -> After:
         """Read the state that the graph left."""
         state = await self._graph.aget_state(self.thread_config)
-        messages = _own_messages(state.values, before, self._run.run_id)
+        messages = _own_messages(state.values, before, self._run)
         outputs = [message.message_id for message in messages if message.role == "assistant"]
         interrupts = [{"id": i.id, "value": cleaned_value(i.value)} for i in state.interrupts]
         place = (state.config or {}).get("configurable", {})
@@ -211,38 +212,59 @@ def _input_of(run: ClaimedRun) -> Any:
     return run.input
 
 
-async def read_before(saver: PatientSaver, run: ClaimedRun, other_ids: frozenset[str] | None) -> Before | None:
+async def read_before(saver: PatientSaver, run: ClaimedRun, others: Mapping[str, Any] | None) -> Before | None:
     """Read the thread's latest checkpoint.
 
-    `other_ids` are the ids of messages that other runs wrote; without them None is returned when they are needed, which
-    is when the latest checkpoint is this run's own.
+    `others` are the messages that other runs wrote (claims.earlier_messages); without them None is returned when they
+    are needed, which is when the latest checkpoint is this run's own.
     """
     place: Any = {"configurable": {"thread_id": str(run.thread_id), "checkpoint_ns": ""}}
     found = await saver.read_ahead(place)
     if found is None:
-        return Before(resumed=False, known_ids=frozenset(), known_count=0)
+        return Before(resumed=False, known={}, known_count=0)
     messages = state_messages(found.checkpoint["channel_values"])
     if found.metadata.get("run_id") != str(run.run_id):
-        ids = frozenset(message.id for message in messages if message.id)
-        return Before(resumed=False, known_ids=ids, known_count=len(messages))
-    if other_ids is None:
+        said = {message.id: message for message in messages if message.id}
+        return Before(resumed=False, known=said, known_count=len(messages))
+    if others is None:
         return None
+    # A later run's words under an id count, not the first's.
+    known = {**others, **{named[1]: said for one, said in others.items() if (named := _REUSED.fullmatch(one))}}
     # Messages without ids have those of their places, which come before this run's.
-    places = [int(known.rpartition("-")[2]) for known in other_ids if _UNNAMED.fullmatch(known)]
-    before = Before(resumed=True, known_ids=other_ids, known_count=max(places, default=-1) + 1)
-    return replace(before, own=_own_messages(found.checkpoint["channel_values"], before, run.run_id))
+    places = [int(one.rpartition("-")[2]) for one in others if _UNNAMED.fullmatch(one)]
+    before = Before(resumed=True, known=known, known_count=max(places, default=-1) + 1)
+    return replace(before, own=_own_messages(found.checkpoint["channel_values"], before, run))
 
 
-def _own_messages(values: Any, before: Before, run_id: UUID) -> list[TranscriptMessage]:
+def own_id(message_id: str, before: Before, run: ClaimedRun) -> str:
+    """Return the transcript's id of a message of this run: one that an earlier run's has gets the run's number."""
+    return f"{message_id}#{run.ordinal}" if message_id in before.known else message_id
+
+
+def _own_messages(values: Any, before: Before, run: ClaimedRun) -> list[TranscriptMessage]:
     own = []
     for index, message in enumerate(state_messages(values)):
         # A message without an id is told apart by its place only.
-        if message.id in before.known_ids or (message.id is None and index < before.known_count):
+        known = message.id in before.known if message.id else index < before.known_count
+        if known and (not message.id or not _says_else(message, before.known[message.id])):
             continue
-        told = to_transcript(message, message.id or place_id(run_id, index))
+        told = to_transcript(message, own_id(message.id, before, run) if message.id else place_id(run.run_id, index))
         if told.role != "user":
             own.append(told)
     return own
+
+
+def _says_else(message: BaseMessage, known: BaseMessage | Sequence[Any]) -> bool:
+    """Say whether a message is a new one under the id of an old one, as graphs with constant ids make them."""
+    if message is known:
+        return False
+    if isinstance(known, BaseMessage):
+        calls = [one.tool_calls if isinstance(one, AIMessage) else [] for one in (message, known)]
+        return message.content != known.content or calls[0] != calls[1]
+    told = to_transcript(message)
+    # Stored JSON has its keys in another order: compared as values.
+    said: list[Any] = orjson.loads(json_bytes([told.content, told.tool_calls]))
+    return said != list(known)
 
 
 def cleaned_value(value: Any) -> Any:

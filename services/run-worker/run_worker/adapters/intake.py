@@ -88,7 +88,11 @@ WITH waiting AS (
 SELECT f.verdict, f.agent, q.request_id AS written FROM facts f LEFT JOIN request q ON true
 """  # noqa: S608  # constants only
 
-FIND_BY_KEY: Final = "SELECT request_id, thread_id, body_sha256 FROM requests WHERE uid = $1 AND idempotency_key = $2"
+FIND_BY_KEY: Final = """
+SELECT q.request_id, q.thread_id, q.body_sha256, t.deleted_at IS NOT NULL AS deleted
+FROM requests q JOIN threads t USING (thread_id)
+WHERE q.uid = $1 AND q.idempotency_key = $2
+"""
 
 GET_REQUEST: Final = REQUESTS + "WHERE q.request_id = $1"
 
@@ -164,6 +168,8 @@ async def take_in(
             first = await connection.fetchrow(FIND_BY_KEY, uid, idempotency_key)
             if first["body_sha256"] != submission.body_sha256:
                 raise errors.key_reused(idempotency_key)
+            if first["deleted"]:
+                raise errors.thread_deleted(first["thread_id"])
             row = await connection.fetchrow(GET_REQUEST, first["request_id"])
             return Taken(row, replayed=True, dispatched=False)
     if verdict == "agent_gone":

@@ -12,11 +12,16 @@ from headrace_kit.postgres import Database
 from run_worker.adapters.threads import found
 from run_worker.domain.transcript import TranscriptMessage
 
-# The thread is the left side: no row means no such thread, one row without a message an empty page.
+# The thread is the left side: no row means no such thread, one row without a message an empty page. `before` are the
+# bytes of the rows in front, so that a page of large messages is not read whole; `found` counts what the limit let in.
 LIST_MESSAGES: Final = """
 SELECT m.* FROM threads t LEFT JOIN LATERAL (
-  SELECT * FROM messages WHERE thread_id = t.thread_id AND seq > $3 ORDER BY seq LIMIT $4
-) m ON true
+  SELECT *, count(*) OVER () AS found FROM (
+    SELECT *, coalesce(sum(octet_length(content::text) + octet_length(reasoning) + octet_length(tool_calls::text))
+      OVER (ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+    FROM (SELECT * FROM messages WHERE thread_id = t.thread_id AND seq > $3 ORDER BY seq LIMIT $4) first
+  ) sized
+) m ON m.before <= $5
 WHERE t.thread_id = $1 AND t.uid = $2 AND t.deleted_at IS NULL
 ORDER BY m.seq
 """
@@ -29,12 +34,15 @@ FROM messages WHERE run_id = $1 AND role <> 'user' ORDER BY seq
 """
 
 
-async def list_messages(database: Database, *, thread_id: UUID, uid: str, after: int, limit: int) -> Sequence[Any]:
-    """Return a thread's messages, oldest first, those with a `seq` over `after`.
+async def list_messages(
+    database: Database, *, thread_id: UUID, uid: str, after: int, limit: int, page_bytes: int
+) -> Sequence[Any]:
+    """Return a thread's messages, oldest first, those with a `seq` over `after`: none behind the first `page_bytes`.
 
+    `found` in each row is how many there are within `limit`.
     Raises NotFound without the thread.
     """
-    rows = await database.fetch(LIST_MESSAGES, thread_id, uid, after, limit)
+    rows = await database.fetch(LIST_MESSAGES, thread_id, uid, after, limit, page_bytes)
     found(rows[0] if rows else None, thread_id)
     return [row for row in rows if row["message_id"] is not None]
 

@@ -18,18 +18,21 @@ GET_RUN: Final = RUNS + "WHERE q.run_id = $1 AND q.uid = $2 AND t.deleted_at IS 
 
 GET_RUNS: Final = RUNS + "WHERE q.run_id = ANY($1::uuid[]) AND q.uid = $2 AND t.deleted_at IS NULL"
 
-# Runs by their own time and the few requests that are still queued by theirs; both from an index.
+# Runs by their own time and the few requests that are still queued by theirs; both from an index. Deleted threads are
+# left out before the limit: a short page is the last one.
 LIST_RUNS: Final = (
     """
 WITH page AS (
   (SELECT run_id, created_at FROM runs
    WHERE uid = $1 AND ($2::uuid IS NULL OR thread_id = $2) AND (cardinality($3::text[]) = 0 OR state = ANY($3))
+     AND EXISTS (SELECT FROM threads t WHERE t.thread_id = runs.thread_id AND t.deleted_at IS NULL)
      AND ($4::timestamptz IS NULL OR (created_at, run_id) < ($4, $5))
    ORDER BY created_at DESC, run_id DESC LIMIT $6)
   UNION ALL
   (SELECT run_id, created_at FROM requests
    WHERE uid = $1 AND state = 'queued' AND ($2::uuid IS NULL OR thread_id = $2)
      AND (cardinality($3::text[]) = 0 OR 'queued' = ANY($3))
+     AND EXISTS (SELECT FROM threads t WHERE t.thread_id = requests.thread_id AND t.deleted_at IS NULL)
      AND ($4::timestamptz IS NULL OR (created_at, run_id) < ($4, $5))
    ORDER BY created_at DESC, run_id DESC LIMIT $6)
 )

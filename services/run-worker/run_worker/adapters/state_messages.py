@@ -48,7 +48,7 @@ class StateMessages:
         self._run_id = run_id
         self._told = told
         self._begun = False
-        self._done: set[str] = set()
+        self._done: dict[str, Any] = {}
         self._retold: set[str] = set()
         self._returned: list[tuple[str, Any]] = []
 
@@ -70,9 +70,11 @@ class StateMessages:
         for index, raw in enumerate(found):
             message_id = _raw_id(raw) or place_id(self._run_id, index)
             ids.add(message_id)
-            if message_id in self._done:
+            done = self._done.get(message_id)
+            self._done[message_id] = raw
+            # The same id with other content is another message: of a graph that gives each turn's answer the same id.
+            if done is not None and (done is raw or _raw_content(done) == _raw_content(raw)):
                 continue
-            self._done.add(message_id)
             if self._begun and not self._told.known(message_id) and (message := converted(raw)) is not None:
                 new.append((message_id, message))
         for message_id, message in new:
@@ -103,6 +105,6 @@ def _raw_id(raw: Any) -> str | None:
 
 
 def _raw_content(raw: Any) -> Any:
-    if isinstance(raw, Mapping):
-        return raw.get("content")
+    if isinstance(raw, BaseMessage | Mapping):
+        return raw.content if isinstance(raw, BaseMessage) else raw.get("content")
     return raw[-1] if isinstance(raw, Sequence) and not isinstance(raw, str) and raw else raw

@@ -61,7 +61,7 @@ class NewThread:
 async def create_thread(database: Database, new: NewThread) -> Any:
     """Create a thread, or return the one that the same key and body made before.
 
-    Raises AlreadyExists for another body or a taken id, InvalidArgument for an unknown agent.
+    Raises AlreadyExists for another body, a thread deleted since or a taken id, InvalidArgument for an unknown agent.
     """
     row = await database.fetchrow(
         CREATE_THREAD,
@@ -80,6 +80,8 @@ async def create_thread(database: Database, new: NewThread) -> Any:
         if first is not None:
             if first["body_sha256"] != new.body_sha256:
                 raise errors.key_reused(new.idempotency_key)
+            if first["deleted_at"] is not None:
+                raise errors.thread_deleted(first["thread_id"])
             return first
     if await database.fetchval(EXISTS, new.thread_id):
         raise errors.thread_exists(new.thread_id)

@@ -160,10 +160,12 @@ class Picture:
         messages = [(m.whole() or m.partial()).as_json() for m in self.messages.values()]
         rest = {"tool_calls": list(self.tools.values()), "interrupts": list(self.interrupts)}
         encoded = json_bytes({"messages": messages, **rest})
-        for message in messages:
-            if len(encoded) <= max_bytes:
-                break
-            _cut(message)
+        over = len(encoded) - max_bytes
+        if over > 0:
+            for message in messages:
+                over -= _cut(message)
+                if over <= 0:
+                    break
             encoded = json_bytes({"messages": messages, **rest})
         if len(encoded) > max_bytes:
             marker = {"truncated": True, "bytes": len(encoded), "where": "message"}
@@ -171,13 +173,15 @@ class Picture:
         return encoded
 
 
-def _cut(message: dict[str, Any]) -> None:
+def _cut(message: dict[str, Any]) -> int:
+    """Cut a message; return by how many bytes its JSON became shorter, negative if it was short already."""
     size = len(json_bytes(message))
     content = message["content"]
     message["content"] = content[:TRUNCATED_TEXT_CHARS] if isinstance(content, str) else ""
     message["reasoning"] = ""
     message["tool_calls"] = [{**call, "args": {}} for call in message["tool_calls"]]
     message["truncated"] = {"truncated": True, "bytes": size, "where": "message"}
+    return size - len(json_bytes(message))
 
 
 def cut_event(event: str, data: bytes, head: Mapping[str, Any] | None = None) -> bytes:

@@ -7,7 +7,6 @@ from typing import Any
 from headrace.run.v1 import run_pb2
 from headrace.run.v1 import run_service_pb2 as pb
 from headrace_contract.telemetry import OUTCOME, REQUEST_ID, RUN_ID, SPAN_INTAKE, THREAD_ID
-from headrace_kit.errors import InvalidArgument
 from headrace_kit.ids import new_id, parse_id
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -16,7 +15,7 @@ from run_worker import errors
 from run_worker.adapters import intake, requests
 from run_worker.domain import inputs, pages
 from run_worker.handlers import replies
-from run_worker.handlers.support import Control, checked, user
+from run_worker.handlers.support import Control, check_size, checked, user
 
 _STRATEGIES = {
     run_pb2.MULTITASK_STRATEGY_UNSPECIFIED: "enqueue",
@@ -85,11 +84,9 @@ class RequestCalls:
             before_id=before_id,
             limit=size + 1,
         )
-        shown = rows[:size]
-        token = (
-            pages.encode_time_key(within, shown[-1]["created_at"], shown[-1]["request_id"]) if len(rows) > size else ""
-        )
-        return pb.ListRequestsResponse(requests=[replies.request(row) for row in shown], next_page_token=token)
+        shown, last = replies.page(replies.request, rows, size=size)
+        token = "" if last is None else pages.encode_time_key(within, last["created_at"], last["request_id"])
+        return pb.ListRequestsResponse(requests=shown, next_page_token=token)
 
     async def CancelRequest(self, request: pb.CancelRequestRequest, context: Any) -> pb.CancelRequestResponse:  # noqa: N802  # proto
         """Cancel a queued request."""
@@ -106,13 +103,7 @@ class RequestCalls:
 
     def _checked_submission(self, request: pb.SubmitRequestRequest, *, thread_id: str) -> inputs.Submission:
         size = len(request.input) + len(request.config) + len(request.context) + len(request.metadata)
-        if size > self._control.body_bytes:
-            raise InvalidArgument(
-                f"the body has {size} bytes, the limit is {self._control.body_bytes}",
-                reason="BODY_TOO_LARGE",
-                field="input",
-                metadata={"bytes": str(size), "limit": str(self._control.body_bytes)},
-            )
+        check_size(size, limit=self._control.body_bytes, field="input")
         strategy = _STRATEGIES.get(request.multitask_strategy)
         if strategy is None:
             raise errors.strategy_unsupported(_strategy_name(request.multitask_strategy))

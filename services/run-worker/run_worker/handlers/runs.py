@@ -12,7 +12,7 @@ from headrace_kit.ids import parse_id
 from opentelemetry import trace
 
 from run_worker.adapters import agents, messages, runs, states
-from run_worker.domain import pages
+from run_worker.domain import pages, sizes
 from run_worker.handlers import replies
 from run_worker.handlers.support import BAD_INPUT, Control, checked, user
 
@@ -56,9 +56,9 @@ class RunCalls:
             before_id=before_id,
             limit=size + 1,
         )
-        shown = rows[:size]
-        token = pages.encode_time_key(within, shown[-1]["listed_at"], shown[-1]["run_id"]) if len(rows) > size else ""
-        return pb.ListRunsResponse(runs=[replies.run(row) for row in shown], next_page_token=token)
+        shown, last = replies.page(replies.run, rows, size=size)
+        token = "" if last is None else pages.encode_time_key(within, last["listed_at"], last["run_id"])
+        return pb.ListRunsResponse(runs=shown, next_page_token=token)
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Any) -> pb.CancelRunResponse:  # noqa: N802  # proto
         """Commit a durable cancel, then tell whom it concerns."""
@@ -86,7 +86,9 @@ class RunCalls:
             state = await states.read_state(
                 self._control.graph_read, thread_id=row["thread_id"], checkpoint_id=row["output_checkpoint_id"]
             )
-            result.values = state.values
+            result.values = sizes.bounded_object(
+                state.values, limit=min(sizes.VALUE_BYTES, sizes.ANSWER_BYTES - result.ByteSize())
+            )
         return result
 
     async def WaitRun(self, request: pb.WaitRunRequest, context: Any) -> pb.WaitRunResponse:  # noqa: N802  # proto
@@ -107,9 +109,9 @@ class RunCalls:
             size = pages.page_size(request.page_size, default=pages.LIST_DEFAULT, maximum=pages.LIST_MAX)
             after = pages.decode_name_key(within, request.page_token)
         rows = await agents.list_agents(self._control.database, after=after, limit=size + 1)
-        shown = rows[:size]
-        token = pages.encode_name_key(within, shown[-1]["name"]) if len(rows) > size else ""
-        return pb.ListAgentsResponse(agents=[replies.agent(row) for row in shown], next_page_token=token)
+        shown, last = replies.page(replies.agent, rows, size=size)
+        token = "" if last is None else pages.encode_name_key(within, last["name"])
+        return pb.ListAgentsResponse(agents=shown, next_page_token=token)
 
 
 def _wait_seconds(request: pb.WaitRunRequest, remaining: float | None) -> float:

@@ -59,6 +59,20 @@ def checked() -> Iterator[None]:
         ) from None
 
 
+def check_size(size: int, *, limit: int, field: str) -> None:
+    """Check what a call would store.
+
+    Raises InvalidArgument over `limit` bytes.
+    """
+    if size > limit:
+        raise InvalidArgument(
+            f"the body has {size} bytes, the limit is {limit}",
+            reason="BODY_TOO_LARGE",
+            field=field,
+            metadata={"bytes": str(size), "limit": str(limit)},
+        )
+
+
 def user() -> str:
     """Return the user that the call acts for.
 

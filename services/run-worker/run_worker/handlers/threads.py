@@ -10,9 +10,9 @@ from headrace_kit.errors import InvalidArgument
 from headrace_kit.ids import new_id, parse_id
 
 from run_worker.adapters import deletion, messages, runs, states, threads
-from run_worker.domain import inputs, pages
+from run_worker.domain import inputs, pages, sizes
 from run_worker.handlers import replies
-from run_worker.handlers.support import BAD_INPUT, Control, checked, user
+from run_worker.handlers.support import BAD_INPUT, Control, check_size, checked, user
 
 _MAX_AGENT = 200
 """Characters of an agent's name."""
@@ -27,6 +27,7 @@ class ThreadCalls:
     async def CreateThread(self, request: pb.CreateThreadRequest, context: Any) -> pb.CreateThreadResponse:  # noqa: N802  # proto
         """Create a thread, or return what the same key made before."""
         uid = user()
+        check_size(len(request.metadata), limit=self._control.body_bytes, field="metadata")
         with checked():
             inputs.check_text(request.agent, field="agent", limit=_MAX_AGENT)
             inputs.check_text(request.title, field="title", limit=inputs.MAX_TITLE)
@@ -66,15 +67,14 @@ class ThreadCalls:
         rows = await threads.list_threads(
             self._control.database, uid=uid, before=before, before_id=before_id, limit=size + 1
         )
-        shown = rows[:size]
-        token = (
-            pages.encode_time_key(within, shown[-1]["updated_at"], shown[-1]["thread_id"]) if len(rows) > size else ""
-        )
-        return pb.ListThreadsResponse(threads=[replies.thread(row) for row in shown], next_page_token=token)
+        shown, last = replies.page(replies.thread, rows, size=size)
+        token = "" if last is None else pages.encode_time_key(within, last["updated_at"], last["thread_id"])
+        return pb.ListThreadsResponse(threads=shown, next_page_token=token)
 
     async def UpdateThread(self, request: pb.UpdateThreadRequest, context: Any) -> pb.UpdateThreadResponse:  # noqa: N802  # proto
         """Change title or metadata."""
         thread_id = parse_id(request.thread_id, kind="thread")
+        check_size(len(request.metadata), limit=self._control.body_bytes, field="metadata")
         with checked():
             title = metadata = None
             if request.HasField("title"):
@@ -105,24 +105,27 @@ class ThreadCalls:
             size = pages.page_size(request.page_size, default=pages.MESSAGES_DEFAULT, maximum=pages.MESSAGES_MAX)
             after = pages.decode_number_key(within, request.page_token)
         rows = await messages.list_messages(
-            self._control.database, thread_id=thread_id, uid=uid, after=after, limit=size + 1
+            self._control.database,
+            thread_id=thread_id,
+            uid=uid,
+            after=after,
+            limit=size + 1,
+            page_bytes=sizes.PAGE_BYTES,
         )
-        shown = rows[:size]
-        run_ids = list(dict.fromkeys(row["run_id"] for row in shown))
+        run_ids = list(dict.fromkeys(row["run_id"] for row in rows[:size]))
         named = await runs.get_runs(self._control.database, run_ids=run_ids, uid=uid) if run_ids else []
-        by_id = {row["run_id"]: row for row in named}
-        return pb.ListMessagesResponse(
-            messages=[replies.message(row) for row in shown],
-            runs=[replies.run(by_id[run_id]) for run_id in run_ids if run_id in by_id],
-            next_page_token=pages.encode_number_key(within, shown[-1]["seq"]) if len(rows) > size else "",
-        )
+        shown, shown_runs = replies.transcript_page(rows[:size], named)
+        more = bool(rows) and rows[0]["found"] > len(shown)
+        token = pages.encode_number_key(within, rows[len(shown) - 1]["seq"]) if more else ""
+        return pb.ListMessagesResponse(messages=shown, runs=shown_runs, next_page_token=token)
 
     async def GetThreadState(self, request: pb.GetThreadStateRequest, context: Any) -> pb.GetThreadStateResponse:  # noqa: N802  # proto
         """Get the values of the thread's latest checkpoint."""
         thread_id = parse_id(request.thread_id, kind="thread")
         await threads.get_thread(self._control.database, thread_id=thread_id, uid=user())
         state = await states.read_state(self._control.graph_read, thread_id=thread_id)
-        return pb.GetThreadStateResponse(values=state.values, next=state.next, checkpoint_id=state.checkpoint_id)
+        values = sizes.bounded_object(state.values)
+        return pb.GetThreadStateResponse(values=values, next=state.next, checkpoint_id=state.checkpoint_id)
 
 
 def _chosen_id(text: str) -> UUID:

@@ -19,7 +19,7 @@ from opentelemetry import trace
 from run_worker.adapters.claims import ClaimedRun
 from run_worker.adapters.ends import Ended, Ending, EndRefused
 from run_worker.adapters.failures import Failure, Verdict, judge
-from run_worker.adapters.graph_run import Before, GraphRun
+from run_worker.adapters.graph_run import Before, GraphRun, own_id
 from run_worker.adapters.observer import RunObserver
 from run_worker.adapters.saver import FenceLost
 from run_worker.domain.encoding import json_bytes
@@ -129,7 +129,9 @@ class Conclusion:
     async def _stopped(self, ending: Ending) -> str:
         """End a run that was cut off: partial text enters the transcript and the checkpoint."""
         partials = [
-            (message.partial(), message.node) for message in self._buffer.picture.open_messages() if message.top_level
+            (self._own(message.partial()), message.node)
+            for message in self._buffer.picture.open_messages()
+            if message.top_level
         ]
         messages: list[TranscriptMessage] = []
         try:
@@ -137,11 +139,19 @@ class Conclusion:
                 messages += await self._keep(partials)
         except FenceLost:
             return self.silent()
-        except Exception as error:  # noqa: BLE001  # the author's reducers and nodes: the run ends all the same
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # the author's reducers and nodes: the run ends all the same
             log.warning("the checkpoint does not hold the cut-off messages", error=f"{type(error).__name__}: {error}")
         known = {message.message_id for message in messages}
         messages += [partial for partial, _ in partials if partial.message_id not in known]
         return await self.end(replace(ending, messages=messages))
+
+    def _own(self, partial: TranscriptMessage) -> TranscriptMessage:
+        before = self._progress.before
+        if before is None:
+            return partial
+        return replace(partial, message_id=own_id(partial.message_id, before, self._row))
 
     async def _keep(self, partials: Sequence[tuple[TranscriptMessage, str]]) -> list[TranscriptMessage]:
         if self._progress.graph is None or self._progress.before is None:

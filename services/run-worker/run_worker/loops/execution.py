@@ -31,6 +31,7 @@ from run_worker.adapters.graph_run import (
     read_before,
     run_config,
 )
+from run_worker.adapters.graph_tasks import as_error
 from run_worker.adapters.graphs import Agent
 from run_worker.adapters.leases import watch
 from run_worker.adapters.observer import RunObserver
@@ -49,6 +50,8 @@ from run_worker.loops.run_buffer import RunBuffer
 
 STOP_SECONDS: Final = 5.0
 """How long a stopped graph may take to come to rest; one that does not is left behind, fenced off."""
+PRESSURE_SECONDS: Final = 5.0
+"""How long a graph's stream waits at a time for a Redis that is slow; after it events may be dropped, and told so."""
 
 log = structlog.get_logger("headrace.execution")
 
@@ -158,7 +161,9 @@ class Attempt:
             raise
         except FenceLost:
             return self._out.silent()
-        except Exception as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # an author's exit must not end the process
             # The run's edge: whatever it is, the run must not stay owned.
             self._span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             failure = judge(error)
@@ -213,10 +218,10 @@ class Attempt:
     async def _read_before(self, saver: PatientSaver) -> Before:
         before = await read_before(saver, self.run_row, None)
         if before is None:
-            others = await claims.earlier_message_ids(
+            others = await claims.earlier_messages(
                 self._parts.database, thread_id=self.run_row.thread_id, run_id=self.run_row.run_id
             )
-            before = await read_before(saver, self.run_row, frozenset(others))
+            before = await read_before(saver, self.run_row, others)
         if before is None:
             raise RuntimeError("the thread's checkpoint could not be read")
         return before
@@ -282,6 +287,12 @@ class Attempt:
 
     async def _consume(self, run: GraphRun, before: Before, observer: RunObserver, durability: str) -> None:
         current_sink.set(self.buffer)
+        try:
+            await self._tell(run, before, observer, durability)
+        except BaseException as error:  # noqa: BLE001  # raised again
+            as_error(error)
+
+    async def _tell(self, run: GraphRun, before: Before, observer: RunObserver, durability: str) -> None:
         stream = run.stream(resumed=before.resumed, observer=observer, told=self.buffer, durability=durability)
         async with aclosing(stream) as items:
             async for item in items:
@@ -289,6 +300,9 @@ class Attempt:
                     self._message(item)
                 else:
                     self.buffer.emit(item.event, item.data)
+                if self.buffer.pressed() and not self._parts.flusher.away:
+                    # A graph may tell faster than Redis takes it; one that is away holds no graph up.
+                    await self._parts.flusher.eased(self.buffer, seconds=PRESSURE_SECONDS)
 
     def _message(self, piece: MessagePiece) -> None:
         """Tell a chunk of a foreign model, or a complete message that was not told yet."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -37,6 +38,8 @@ class _Member:
     lease_alive: Callable[[], Awaitable[bool | None]]
     superseded: Callable[[], None]
     idle: asyncio.Event
+    passed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by each flush that it was due in."""
     leave_at: float | None = None
 
 
@@ -124,6 +127,18 @@ class Flusher:
             return False
         return not buffer.waiting()
 
+    async def eased(self, buffer: RunBuffer, *, seconds: float) -> None:
+        """Wait until less of the run waits for Redis, or Redis is away, at most `seconds`."""
+        member = self._members.get(buffer)
+        if member is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while buffer.pressed() and not (self.away or buffer.closed):
+                    member.passed.clear()
+                    self.wake(buffer, True)
+                    await member.passed.wait()
+
     async def run(self) -> None:
         """Flush until cancelled."""
         while True:
@@ -188,6 +203,7 @@ class Flusher:
         member = self._members.get(buffer)
         if member is None:
             return
+        member.passed.set()
         now = self._loop.time()
         if buffer.closed or not buffer.waiting():
             member.idle.set()
@@ -212,6 +228,7 @@ class Flusher:
         buffer.close()
         if member is not None:
             member.idle.set()
+            member.passed.set()
 
     async def _heal(self, sick: list[RunBuffer]) -> None:
         doubtful = [buffer for buffer in sick if buffer.health is Health.DOUBT and not buffer.closed]

@@ -7,10 +7,10 @@ from typing import Final
 from uuid import UUID
 
 import structlog
-from headrace_kit.errors import ServiceError
-from headrace_kit.postgres import Database
+from headrace_kit.postgres import DATABASE_ERRORS, Database
 
 from run_worker.adapters.aftermath import Aftermath
+from run_worker.adapters.executors import why
 from run_worker.adapters.reclaims import (
     FaultPolicy,
     abandon_lost,
@@ -68,8 +68,8 @@ class Reclaim:
                         policy=self._policy,
                         tell=self._aftermath.ended,
                     )
-                except ServiceError as error:
-                    log.warning("reclaim waits", executor_id=str(executor_id), error=error.reason)
+                except DATABASE_ERRORS as error:
+                    log.warning("reclaim waits", executor_id=str(executor_id), error=why(error))
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 del self._gone[executor_id]
@@ -88,5 +88,5 @@ class Reclaim:
                     await sweep_expired(self._database, policy=self._policy, tell=self._aftermath.ended)
                     for executor_id in await abandon_lost(self._database):
                         log.warning("executor lost", executor_id=str(executor_id))
-            except ServiceError as error:
-                log.warning("sweep skipped", error=error.reason)
+            except DATABASE_ERRORS as error:
+                log.warning("sweep skipped", error=why(error))

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
-from headrace_kit.errors import ServiceError
-from headrace_kit.postgres import Database
+from headrace_kit.postgres import DATABASE_ERRORS, Database
 
 from run_worker.adapters.executor_client import ExecutorHints
-from run_worker.adapters.executors import ExecutorRow, roster
+from run_worker.adapters.executors import ExecutorRow, roster, why
 from run_worker.loops.contact import Contact
 
 PERIOD_SECONDS: Final = 1.0
@@ -51,13 +50,13 @@ class Roster:
             await asyncio.sleep(PERIOD_SECONDS if self._serving else UNREADY_PERIOD_SECONDS)
 
     async def refresh(self) -> None:
-        """Read the rows once: ready means that PostgreSQL answers and at least one executor can claim."""
+        """Read the rows once: ready means that PostgreSQL takes writes and at least one executor can claim."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 rows = await roster(self._database)
-        except (ServiceError, TimeoutError) as error:
+        except DATABASE_ERRORS as error:
             self._contact.failed()
-            await self._serve(False, getattr(error, "reason", "POSTGRES_SLOW"))
+            await self._serve(False, "POSTGRES_SLOW" if isinstance(error, TimeoutError) else why(error))
             return
         self._contact.answered()
         self._hints.update(rows)

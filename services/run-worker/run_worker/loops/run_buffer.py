@@ -1,7 +1,7 @@
 """One run's events between the graph and the flusher: deltas merge here, numbers are given here, losses heal here.
 
-Invariant: n is given only when a batch is sealed for sending, so an event that had to be dropped never had a number;
-what has a number is kept until Redis has it, or a snapshot takes its place.
+Invariant: n is given only when a batch is sealed for sending or the end is near, so an event that had to be dropped
+never had a number; what has a number is kept until Redis has it, or a snapshot takes its place.
 
     CLEAN ──away──▶ DOUBT ──last id read──▶ CLEAN          (re-sent from the ring, or a snapshot)
     CLEAN ──lost──▶ LOST ──lease checked──▶ CLEAN          (a snapshot begins the stream again)
@@ -25,10 +25,13 @@ from run_worker.domain.limits import LeaseOver
 from run_worker.domain.picture import Picture, PictureMessage, cut_event
 from run_worker.domain.transcript import TranscriptMessage
 from run_worker.loops.run_sink import OpenSink, UnheardSink
-from run_worker.loops.sent_log import SentLog
+from run_worker.loops.sent_log import ENTRY_OVERHEAD_BYTES, SentLog
 
 BUFFER_MAX_BYTES: Final = 4 * 1024 * 1024
-"""Unsent events of one run: a few of the largest. Over it deltas are dropped, then all, and a snapshot follows."""
+"""Unsent events of one run: a few of the largest. Over it deltas are dropped and a snapshot follows; then all, with a
+number left out in front of the snapshot."""
+PRESSURE_BYTES: Final = 1024 * 1024
+"""Unsent events of one run over which its graph's stream waits for Redis: a quarter of what drops some."""
 TTL_RENEW_SECONDS: Final = 60.0
 """How often the stream's TTL (2 h) is renewed while the run writes."""
 
@@ -92,6 +95,7 @@ class RunBuffer:
         self._log = SentLog(limits.ring_seconds)
         self._frozen = False
         self._snapshot_due = False
+        self._gap_due = False
         self._recreate = False
         self._since_snapshot = [0, 0]
         self._stream_bytes = 0
@@ -205,12 +209,19 @@ class RunBuffer:
 
     def _queue(self, event: str, data: bytes, *, delta: bool) -> None:
         self._pending.append((event, data, delta))
-        self._pending_bytes += len(data)
+        self._pending_bytes += len(data) + ENTRY_OVERHEAD_BYTES
         if self._pending_bytes > BUFFER_MAX_BYTES:
             kept = [item for item in self._pending if not item[2]]
-            size = sum(len(item[1]) for item in kept)
-            self._pending, self._pending_bytes = (kept, size) if size <= BUFFER_MAX_BYTES else ([], 0)
+            size = sum(len(item[1]) + ENTRY_OVERHEAD_BYTES for item in kept)
+            if size > BUFFER_MAX_BYTES:
+                # A snapshot stands for text only; that other events are missing has to show.
+                kept, size, self._gap_due = [], 0, True
+            self._pending, self._pending_bytes = kept, size
             self._snapshot_due = True
+
+    def pressed(self) -> bool:
+        """Say whether so much waits that whoever tells should wait for Redis first."""
+        return self._pending_bytes > PRESSURE_BYTES
 
     def waiting(self) -> bool:
         """Say whether something is not in Redis yet."""
@@ -240,6 +251,9 @@ class RunBuffer:
 
     def _number(self) -> None:
         pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if self._gap_due:
+            self._gap_due = False
+            self._log.skip()
         if self._snapshot_due:
             pending = [item for item in pending if not item[2]]
         for event, data, _ in pending:
@@ -286,6 +300,10 @@ class RunBuffer:
         if (last.attempt, last.n) > (self.attempt, self._log.n):
             return False
         if not self._log.rewind(last.n if last.attempt == self.attempt else 0, now):
+            if self._frozen:
+                # No snapshot has a number any more: the relay tells the end.
+                self.health = Health.LOST
+                return True
             # The ring does not reach back: viewers get a hole, then the snapshot that heals it.
             self._log.give_up()
             self._snapshot_due = True
@@ -309,9 +327,15 @@ class RunBuffer:
         return self._frozen
 
     def freeze(self) -> int:
-        """Take no more events, drop what has no number, and return the last n: `result` and `end` follow it."""
-        self._frozen = True
-        self._pending, self._pending_bytes, self._touched, self._snapshot_due = [], 0, {}, False
+        """Take no more events, number what waits, and return the last n: `result` and `end` follow it.
+
+        What Redis does not have yet has a number below theirs, whole or as a snapshot: it is offered along with them,
+        and should Redis stay away, a viewer's last event is not the one right before `result`.
+        """
+        if not self._frozen:
+            self._seal_deltas()
+            self._number()
+            self._frozen = True
         return self._log.n
 
     def finish(self, result: bytes, end: bytes | None) -> None:

@@ -1,6 +1,7 @@
 """The numbered events of one attempt: those on their way to Redis, and a few seconds of those that arrived.
 
-Invariant: n counts 1, 2, 3, … without holes; what is on its way is offered again unchanged until Redis has it.
+Invariant: n counts 1, 2, 3, …, and a number is left out only to tell viewers that something is missing; what is on its
+way is offered again unchanged until Redis has it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ class SentLog:
         self.underway.append(Entry(self.n, event, data))
         return len(data) + ENTRY_OVERHEAD_BYTES
 
+    def skip(self) -> None:
+        """Leave a number out: whoever reads on finds the hole."""
+        self.n += 1
+
     def arrived(self, last_n: int, now: float) -> None:
         """Note that Redis has everything up to `last_n`."""
         if not self.underway or last_n < self.underway[0].n:
             return
-        there = last_n - self.underway[0].n + 1
+        there = sum(entry.n <= last_n for entry in self.underway)
         arrived, self.underway = self.underway[:there], self.underway[there:]
         self.acked = arrived[-1].n
         size = sum([len(entry.data) for entry in arrived]) + ENTRY_OVERHEAD_BYTES * len(arrived)
@@ -54,8 +59,10 @@ class SentLog:
         if last_n >= self.acked:
             self.arrived(last_n, now)
             return True
-        again = [entry for _, _, entries in self._ring for entry in entries if entry.n > last_n]
-        reaches = bool(again) and again[0].n == last_n + 1
+        kept = [entry for _, _, entries in self._ring for entry in entries]
+        again = [entry for entry in kept if entry.n > last_n]
+        # The first one that Redis lacks may follow a number that was left out.
+        reaches = bool(again) and (again[0].n == last_n + 1 or again[0] is not kept[0])
         if reaches:
             self.underway = [*again, *self.underway]
             self.acked = last_n

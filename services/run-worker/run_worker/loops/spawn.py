@@ -144,6 +144,7 @@ class Fleet:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             env=self._environment(executor_id, read_end),
+            # The lock is this one descriptor: the executor must keep it from whatever its graphs start.
             pass_fds=(read_end, self._lock_fd),
             stdin=asyncio.subprocess.DEVNULL,
         )
@@ -172,6 +173,7 @@ class Fleet:
             "HEADRACE_EXECUTOR_DSN": settings.executor_dsn.get_secret_value(),
             "HEADRACE_GRAPH_DSN": settings.graph_dsn.get_secret_value(),
             "HEADRACE_CONTROL_FD": str(read_end),
+            "HEADRACE_LOCK_FD": str(self._lock_fd),
             "HEADRACE_CONTROL_ID": str(self._control_id),
             "HEADRACE_EXECUTOR_ID": str(executor_id),
             "HEADRACE_SLOTS": str(self._slots),

@@ -8,9 +8,9 @@ from typing import Final
 from uuid import UUID
 
 import structlog
-from headrace_kit.errors import ServiceError
-from headrace_kit.postgres import Database
+from headrace_kit.postgres import DATABASE_ERRORS, Database
 
+from run_worker.adapters.executors import why
 from run_worker.adapters.runs import ended_among
 
 POLL_SECONDS: Final = 0.1
@@ -63,8 +63,8 @@ class RunWaits:
             try:
                 for run_id in await ended_among(self._database, list(self._waiters)):
                     self._answer(run_id, ended=True)
-            except ServiceError as error:
-                log.warning("waits not polled", error=error.reason)
+            except DATABASE_ERRORS as error:
+                log.warning("waits not polled", error=why(error))
                 await asyncio.sleep(RETRY_SECONDS)
             await asyncio.sleep(POLL_SECONDS)
 
