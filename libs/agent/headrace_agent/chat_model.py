@@ -109,7 +109,7 @@ class ChatModel(BaseChatModel):
     ) -> ChatResult:
         call = self._call(messages, stop, kwargs)
         run_sink = _listening_sink(run_manager)
-        async with Answer(call) as answer:
+        async with Answer(call, paced=run_sink is not None) as answer:
             message_id = f"msg_{uuid7().hex}"
             sink: MessageSink = NoSink()
             if run_sink is not None:

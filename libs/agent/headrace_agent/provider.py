@@ -18,8 +18,9 @@ import orjson
 
 from headrace_agent.addresses import SETTING, host_and_port
 from headrace_agent.errors import ModelError, ModelTimeout, ModelUnavailable
+from headrace_agent.pacing import ReadPacer
 from headrace_agent.refusals import error_in_answer, refusal, retry_delay
-from headrace_agent.sessions import CONNECT_SECONDS, session
+from headrace_agent.sessions import CONNECT_SECONDS, read_pacer, session
 from headrace_agent.sse import EventParser, EventTooLarge
 from headrace_agent.text import clean
 
@@ -52,8 +53,11 @@ class ModelCall:
 class Answer:
     """An open answer: `async with Answer(call) as answer`, then `batch()` until it returns an empty list."""
 
-    def __init__(self, call: ModelCall) -> None:
+    def __init__(self, call: ModelCall, *, paced: bool = False) -> None:
+        """Prepare an answer; `paced` lets what follows its first piece be read together with other answers."""
         self._call = call
+        self._paced = paced
+        self._pacer: ReadPacer | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._parser = EventParser(event_bytes_max=EVENT_BYTES_MAX)
         self._first: list[Event] = []
@@ -126,6 +130,7 @@ class Answer:
             self._watch = _SilenceWatch(self._response.content, deadline, self._silent)
             self._first = await self._read()
             self._watch.begun(call.silence_seconds)
+            self._pacer = await read_pacer() if self._paced else None
         if not self._first:
             raise ModelUnavailable("the model provider sent an empty answer")
 
@@ -136,6 +141,8 @@ class Answer:
         events: list[Event] = []
         while not self._ended and not events:
             self._watch.waiting_since = self._watch.now()
+            if self._pacer is not None and (connection := self._response.connection) and connection.transport:
+                self._pacer.pause(connection.transport)
             try:
                 chunk = await self._response.content.readany()
             except (aiohttp.ClientError, OSError) as error:

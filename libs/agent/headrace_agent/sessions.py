@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 
+from headrace_agent.pacing import ReadPacer
+
 CONNECT_SECONDS = 10.0
 """TCP and TLS to the provider; a host that is up answers in far less."""
 
@@ -28,6 +30,7 @@ class _Open:
     session: aiohttp.ClientSession
     connector: aiohttp.TCPConnector
     keeper: AsyncGenerator[None, None]
+    pacer: ReadPacer
 
 
 # One pool of connections per event loop, which is what an HTTP session belongs to. Filled by use, never at import.
@@ -51,6 +54,12 @@ async def session() -> aiohttp.ClientSession:
     return found.session
 
 
+async def read_pacer() -> ReadPacer:
+    """Return what reads the running loop's answers together."""
+    await session()
+    return _sessions[asyncio.get_running_loop()].pacer
+
+
 async def close_session() -> None:
     """Close the running loop's connections to providers; the next call opens new ones."""
     found = _sessions.pop(asyncio.get_running_loop(), None)
@@ -67,7 +76,7 @@ def _opened() -> _Open:
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
     )
-    return _Open(session, connector, _keeper(session))
+    return _Open(session, connector, _keeper(session), ReadPacer(asyncio.get_running_loop()))
 
 
 async def _keeper(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
